@@ -65,7 +65,7 @@ def scrape_cost(exporter: Exporter) -> dict[str, Any]:
 
 
 def memory(exporter: Exporter, scrapes: int) -> list[dict[str, float]]:
-    """Return the resident memory after each tenth of so many scrapes."""
+    """Return the resident memory after each tenth of the scrapes."""
     points = []
     for tenth in range(1, 11):
         timed(exporter, scrapes // 10, 0)
@@ -79,7 +79,7 @@ def mebibytes(exporter: Exporter) -> float:
 
 
 def timed(exporter: Exporter, scrapes: int, pause: float) -> list[float]:
-    """Return the seconds of each of so many scrapes."""
+    """Return the seconds of each scrape."""
     durations = []
     for _ in range(scrapes):
         began = time.perf_counter()
@@ -90,7 +90,7 @@ def timed(exporter: Exporter, scrapes: int, pause: float) -> list[float]:
 
 
 def scrape_in_parallel(exporter: Exporter, scrapers: int, seconds: float) -> dict[str, Any]:
-    """Scrape with so many scrapers at once, without a pause. Return the figures, with those of sampling meanwhile."""
+    """Scrape with all scrapers at once, without a pause. Return the figures, with those of sampling meanwhile."""
     stop = threading.Event()
     counts = [0] * scrapers
 

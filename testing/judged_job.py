@@ -48,7 +48,7 @@ class JudgedJob:
         return max(rank.now for rank in self.job.ranks)
 
     def train(self, seconds: int, plan: Plan = even) -> RunReport:
-        """Train all ranks for so many seconds and poll after each. Return the run's last report."""
+        """Train all ranks and poll after each second. Return the run's last report."""
         for until in [self.now + second for second in range(1, seconds + 1)]:
             while self.now < until:
                 self.job.run(1, plan)

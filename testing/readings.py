@@ -179,7 +179,7 @@ class Trial:
 
 
 def window(training: Training, *changes: Change, seconds: float = 20.0) -> Window:
-    """Return a detector's input for so many seconds of training with these changes, after healthy ones."""
+    """Return a detector's input after healthy training, then `seconds` of training with these changes."""
     *_, (_, before) = training.train(10.0)
     *_, (_, now) = training.train(seconds, *changes)
     facts, thresholds = compare(RUN, before, now), Thresholds()

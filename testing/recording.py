@@ -70,10 +70,10 @@ class Recording:
 
 
 def _lines(name: str, places: dict[str, Values]) -> Iterator[tuple[str, str]]:
-    alike = defaultdict(list)
+    places_by_text = defaultdict(list)
     for place, values in sorted(places.items()):
-        alike[_encoded(name, values)].append(place)
-    return ((" ".join(places), text) for text, places in alike.items())
+        places_by_text[_encoded(name, values)].append(place)
+    return ((" ".join(places), text) for text, places in places_by_text.items())
 
 
 def _encoded(name: str, values: Values) -> str:

@@ -31,12 +31,12 @@ SLOW = {"RankscopeGpuMemoryHeldIdle": 130, "RankscopeCheckpointOverdue": 990}  #
 
 def tests_of(recordings: Iterable[Recording]) -> list[dict[str, Any]]:
     """Return a test for recordings of equal length. promtool prints each alert that any of them has."""
-    return [_test(alike, faulty) for faulty, alike in _by_length(recordings).items()]
+    return [_test(group, faulty) for faulty, group in _by_length(recordings).items()]
 
 
 def timed(recordings: Iterable[Recording], speed: Speed) -> list[dict[str, Any]]:
     """Return the same at any speed, without failed scrapes. promtool prints when each alert first fired, in seconds."""
-    return [_timed(alike, faulty, speed) for faulty, alike in _by_length(recordings).items()]
+    return [_timed(group, faulty, speed) for faulty, group in _by_length(recordings).items()]
 
 
 def onset() -> int:

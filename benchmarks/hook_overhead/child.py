@@ -1,4 +1,4 @@
-"""One training process, which runs blocks of steps for the driver and reports what they took."""
+"""One training process, which runs blocks of steps for the driver and reports their duration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADDRESS = "HOOK_OVERHEAD_ADDRESS"
 
 
 def join(ranks: int) -> None:
-    """Join a group of so many ranks as rank 0. The others are torch's fake, which exchanges nothing."""
+    """Join a group of `ranks` ranks as rank 0. The others are torch's fake, which exchanges nothing."""
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes the backend known
 
     store = dist.HashStore()  # type: ignore[attr-defined]  # torch's own stubs do not export it

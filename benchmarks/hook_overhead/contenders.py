@@ -15,7 +15,7 @@ class Plain:
         """Import and instrument."""
 
     def loop(self, training: Alone, steps: int) -> None:
-        """Train for so many steps."""
+        """Train for `steps` steps."""
         for _ in range(steps):
             training.backward(training.forward(training.fetch()))
             training.update()
@@ -62,7 +62,7 @@ class PrometheusClient(Plain):
         start_http_server(0, addr="127.0.0.1")
 
     def loop(self, training: Alone, steps: int) -> None:
-        """Train for so many steps."""
+        """Train for `steps` steps."""
         for _ in range(steps):
             with self._data.time():
                 batch = training.fetch()
@@ -86,7 +86,7 @@ class TraceMl(Plain):
         self._trace_step = traceml.trace_step
 
     def loop(self, training: Alone, steps: int) -> None:
-        """Train for so many steps."""
+        """Train for `steps` steps."""
         for _ in range(steps):
             batch = training.fetch()
             with self._trace_step(training.model):

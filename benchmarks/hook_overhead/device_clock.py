@@ -4,7 +4,7 @@
 
 The step is that of DDP in `benchmarks.hook_overhead.in_process`, in pairs of blocks with the hook. In one block torch
 has no device, in the other a device whose events take no time. So this measures the hook's own Python code; `make
-gpu-check` measures what the driver takes for an event on a GPU. It runs as shipped, with few steps measured, and with
+gpu-check` measures the driver's time for an event on a GPU. It runs as shipped, with few steps measured, and with
 every step measured, which gives the cost of one mark. Steps of 20 ms show how many marks there are a second.
 """
 

@@ -48,7 +48,7 @@ class Child:
         self.last: dict[str, Any] = {}
 
     def run(self, steps: int) -> tuple[float, float]:
-        """Train for so many steps. Return the training thread's wall (without sleep) and CPU seconds a step."""
+        """Train for `steps` steps. Return the training thread's wall (without sleep) and CPU seconds a step."""
         self._driver.send(steps)
         self.last = self._driver.recv()
         wall, cpu = self.last["seconds"]

@@ -111,7 +111,7 @@ class Stream:
         self.put(mark.wait)
 
     def put_work(self, seconds: float) -> None:
-        """Add so much device time. Block the host while it is too far ahead."""
+        """Add device time. Block the host while it is too far ahead."""
         with self._changed:
             self._changed.wait_for(lambda: self._queued_seconds <= AHEAD_SECONDS)
             self._queued_seconds += seconds
@@ -222,7 +222,7 @@ def synchronize(*_device: object, **__: object) -> None:
 
 
 def launch(milliseconds: float, host_milliseconds: float = 0) -> None:
-    """Launch so much device work in the current stream; issuing it takes the host `host_milliseconds`."""
+    """Launch device work in the current stream; issuing it takes the host `host_milliseconds`."""
     if host_milliseconds:
         time.sleep(host_milliseconds / 1000)
     if milliseconds:

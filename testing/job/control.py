@@ -86,7 +86,7 @@ class ControlReader:
         return self.now
 
     def latest(self) -> Behavior:
-        """Return what was written last, for callers without a step: loader workers, and a rank that hangs."""
+        """Return the latest behavior, for callers without a step: loader workers, and a rank that hangs."""
         written = self._path.stat().st_mtime_ns
         if written != self._written:
             self._written = written

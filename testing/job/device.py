@@ -25,7 +25,7 @@ def sleep(milliseconds: float) -> None:
 
 
 def compute(milliseconds: float) -> None:
-    """Use so much CPU time in this thread."""
+    """Use CPU time in this thread."""
     end = time.thread_time() + milliseconds / 1000
     while time.thread_time() < end:
         sum(range(1000))

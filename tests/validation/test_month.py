@@ -1,4 +1,4 @@
-"""The simulated month: its series match an exporter's, and what is left out could not alert."""
+"""The simulated month: its series match an exporter's, and omitted stretches could not alert."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is not in the ledger yet. Return 2 if a case is unknown or training does not work."""
+    """Run cases that are not in the ledger yet. Return 2 if a case is unknown or training does not work."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers and the job, too
     ledger = options.save.ledger(NAMES[options.device])
@@ -112,7 +112,7 @@ def _record_all(runs: Sequence[Run], device: str) -> None:
 
 
 def page(ledger: Ledger, device: str) -> report.Report:
-    """Return the report of what the ledger has."""
+    """Return the report of the ledger."""
     return report.Report(
         NAMES[device], TITLES[device], ABOUT[device], BOUND, body(ledger.lines), len(ledger.lines), ["torch"]
     )

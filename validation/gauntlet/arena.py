@@ -109,7 +109,7 @@ class Arena:
         self._spawn(*command, f"--gpu={gpu}", f"--memory={memory}")
 
     def crowd(self, rank: int, hogs: int) -> None:
-        """Pin a rank to one CPU, and start so many busy processes on it."""
+        """Pin a rank to one CPU, and start `hogs` busy processes on it."""
         cpu = {max(os.sched_getaffinity(0))}
         self.job.pin(rank, cpu)
         for _ in range(hogs):

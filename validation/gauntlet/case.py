@@ -115,7 +115,7 @@ class Case:
     place: Callable[[Target], dict[str, str]] = no_place
     """Labels that the notification must have."""
     simulated: str = ""
-    """What is not real, in addition to the time of the device."""
+    """The parts that are not real, in addition to the time of the device."""
     has_doses: bool = True
     """Whether the dose sets how much longer a step takes."""
     devices: tuple[str, ...] = DEVICES

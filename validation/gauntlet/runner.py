@@ -21,7 +21,7 @@ from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 
 NOTIFIED_WITHIN = 60.0  # seconds from the onset; a later notification does not count
 LISTEN_ON = 5.0  # seconds after the last expected notification, for false alarms
-DECOY_FOR = 25.0  # seconds: more than twice what the slowest of the rules needs
+DECOY_FOR = 25.0  # seconds: more than twice the time of the slowest rule
 RESOLVED_WITHIN = 45.0
 
 

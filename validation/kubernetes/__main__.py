@@ -276,7 +276,7 @@ def silent_at_end(webhook: WebhookReceiver, job: PodsJob) -> Check:
 
 
 def changed(cluster: Cluster) -> list[Check]:
-    """Enable what is off by default, and check it."""
+    """Enable the options that are off by default, and check them."""
     values = f"--set=runDirectory.tmpfs.enabled=true,state.hostPath={STATE}"
     release("upgrade", cluster, values)
     checks = [limited(cluster), stateful(cluster, "the exporter's user", 65534)]

@@ -141,7 +141,7 @@ def _run(todo: list[Task], ledger: Ledger, rules: Path, processes: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is not in the ledger yet, then publish."""
+    """Run tasks that are not in the ledger yet, then publish."""
     parser = report.parser(__doc__, prog="make month", save=report.Directories())
     parser.add_argument("--days", type=int, nargs=2, metavar=("FIRST", "BEFORE"), default=[0, 1000])
     parser.add_argument(

@@ -90,7 +90,7 @@ class Plan:
     """Ratio of that in which it computes, instead of waiting for storage."""
     happenings: tuple[Happening, ...] = ()
     lengths_over_time: tuple[tuple[float, float], ...] = ()
-    """Times from which steps take so many times as long: another sequence length or batch size."""
+    """Times from which steps take this factor longer: another sequence length or batch size."""
     caps: tuple[tuple[float, float, float], ...] = ()
     """Start, end and ratio by which the clocks of a whole rack are reduced."""
     skewed: Array = field(repr=False, default_factory=lambda: np.zeros(1))

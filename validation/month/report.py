@@ -75,11 +75,11 @@ def _whole(lines: Sequence[Line]) -> str:
     by_id = {line["id"]: line for line in lines}
     pairs = [(line, by_id.get(f"day/{line['id'].partition('/')[2]}")) for line in lines if line["kind"] == "whole"]
     compared = [(whole, day) for whole, day in pairs if day]
-    alike = sum(_alarms(whole) == _alarms(day) for whole, day in compared)
+    equal = sum(_alarms(whole) == _alarms(day) for whole, day in compared)
     judged = _judged_days([day for _, day in compared])
     return (
-        f"Control of what was left out: {len(compared)} days, of which {judged:.1f} days had been judged, were judged "
-        f"completely: {alike} show the same alerts."
+        f"Control of omitted stretches: {len(compared)} days, of which {judged:.1f} days had been judged, were judged "
+        f"completely: {equal} show the same alerts."
     )
 
 

@@ -80,7 +80,7 @@ class Soak:
         thread.start()
 
     def _finish(self) -> None:
-        """End all waits at once: start what is down, heal what is wrong."""
+        """End all waits at once: start servers that are down, and heal faults."""
         self._over.set()
         for thread in self._threads:
             thread.join(ENDS_WITHIN)
@@ -186,7 +186,7 @@ class Soak:
         return {"run": slot.run, "name": slot.name, "title": title}
 
     def _sleep_until(self, at: float) -> bool:
-        """Wait until so many seconds after the start. Return whether the soak is over."""
+        """Wait until `at` seconds after the start. Return whether the soak is over."""
         return self._over.wait(max(0.0, self._began + at - time.time()))
 
 

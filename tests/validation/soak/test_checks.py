@@ -122,7 +122,7 @@ def test_a_counter_of_a_rank_may_restart_only_with_that_rank(seen, holds):
 
 
 def memory_samples(growth, minutes=60):
-    """Return an exporter's memory each minute: a warm-up, then so many bytes an hour."""
+    """Return an exporter's memory each minute: a warm-up, then `growth` bytes an hour."""
     return [
         {"server": "exporter of gloo", "pid": 7, "time": 60.0 * m, "bytes": 5e7 + (m > 5) * 1e7 + growth * m / 60}
         for m in range(minutes)
