@@ -104,7 +104,6 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, float], float]:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--threads", type=int, default=100)

@@ -74,12 +74,10 @@ def memory(exporter: Exporter, scrapes: int) -> list[dict[str, float]]:
 
 
 def mebibytes(exporter: Exporter) -> float:
-    """Return the resident memory in MiB."""
     return round(resident_bytes(exporter.pid) / MEBIBYTE, 1)
 
 
 def timed(exporter: Exporter, scrapes: int, pause: float) -> list[float]:
-    """Return the seconds of each scrape."""
     durations = []
     for _ in range(scrapes):
         began = time.perf_counter()
@@ -176,7 +174,6 @@ def remarks(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="for the measurement of CPU time without scrapes")
     parser.add_argument("--scrapes", type=int, default=5000, help="for the measurement of the exporter's memory")

@@ -150,7 +150,6 @@ def tables(speeds: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--speeds", nargs="+", choices=SPEEDS, default=list(SPEEDS))

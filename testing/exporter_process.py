@@ -58,6 +58,5 @@ def status(url: str) -> int:
 
 
 def metrics(url: str) -> list[str]:
-    """Return the lines of /metrics."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
         return str(answer.read().decode()).splitlines()

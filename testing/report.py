@@ -34,7 +34,6 @@ class Directories:
         return cls(Path(path), Path(path))
 
     def ledger(self, name: str) -> Ledger:
-        """Return the ledger of this name."""
         return Ledger(self.raw / f"{name}.jsonl")
 
 
@@ -82,7 +81,6 @@ class Report:
         return {"command": f"`{command()}`", "date": f"{date.today()}", "machine": machine, "bound": self.bound}
 
     def page(self) -> str:
-        """Return the Markdown page."""
         conditions = "\n".join(f"- {name}: {value}" for name, value in self.conditions().items())
         return "\n\n".join([f"# {self.title}", conditions, explanation(self.about), *self.body]) + "\n"
 
@@ -93,7 +91,6 @@ class Report:
             self.write(directories)
 
     def write(self, directories: Directories) -> None:
-        """Write the page and the figures."""
         for directory in (directories.pages, directories.raw):
             directory.mkdir(parents=True, exist_ok=True)
         content = {**self.conditions(), "figures": self.figures}
@@ -117,7 +114,6 @@ def explanation(text: str | None) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table."""
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows))
 
 
@@ -162,7 +158,6 @@ class Ledger:
         self._path.unlink(missing_ok=True)
 
     def has(self, run_id: str) -> bool:
-        """Return whether this run is done."""
         return any(line["id"] == run_id for line in self.lines)
 
     def observe(self, kind: str, **values: Any) -> None:

@@ -84,7 +84,6 @@ class SlurmCluster:
 
     @property
     def version(self) -> str:
-        """Slurm's version."""
         return self.run("sinfo", "--version").split()[-1]
 
     def environment(self) -> Mapping[str, str]:

@@ -48,7 +48,6 @@ def bootstrap(estimate: Callable[[Resample], float], resamples: int = RESAMPLES)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median and its interval."""
     return bootstrap(lambda resample: statistics.median(resample(values)))
 
 

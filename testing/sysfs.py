@@ -38,7 +38,6 @@ def port(
 
 
 def interface(root: Path, name: str, *, is_hardware: bool = True, operstate: str = "up", **statistics: int) -> None:
-    """Write an Ethernet interface."""
     directory = root / "class/net" / name
     write(directory / "operstate", operstate)
     if is_hardware:

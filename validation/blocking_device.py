@@ -74,7 +74,6 @@ def faults(start: float, seconds: float, rest: float) -> list[Fault]:
 
 
 def scenario(planned: Sequence[Fault]) -> Scenario:
-    """Return the scenario of these faults."""
     blocked, lost, unloaded = planned
     length = blocked.end - blocked.start
     busy = [State(busy=share) for share in SHARES]
@@ -240,7 +239,6 @@ def tables(figures: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument(
         "--seconds", type=float, default=60, help="seconds of the blocked GPU; other faults take a third"

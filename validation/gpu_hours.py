@@ -134,7 +134,6 @@ def increase(found: Sequence[Sample]) -> float:
 
 
 def table(results: list[dict[str, float]]) -> str:
-    """Return a row for each interval."""
     heads = ["evaluation interval", "evaluated", "Prometheus away", "longer than away"]
     heads += ["lost GPU-hours", "by the rules", "error", "error of money"]
     rows = [

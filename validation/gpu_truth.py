@@ -135,7 +135,6 @@ def row(pattern: str, interval: int, exporter: str, found: Sequence[float]) -> d
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as Markdown."""
     head = ("bursts", "scrape interval", "exporter", "median error", "largest error", "within 1 point")
     cells = [
         (
@@ -152,7 +151,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Record and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--seconds", type=int, default=WINDOW + 60, help=f"seconds to record, more than {WINDOW}")
     options = parser.parse_args()

@@ -155,14 +155,12 @@ class Run:
         return self.is_over() or time.monotonic() - self.awake > PUT_ASIDE_AFTER
 
     def kill(self) -> None:
-        """Kill all running processes."""
         for pid in self.running():
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             self.codes[pid] = None
 
     def is_over(self) -> bool:
-        """Return whether all processes have ended."""
         return len(self.codes) == RANKS
 
     def outcome(self) -> str:
@@ -272,7 +270,6 @@ def judge(name: str, pairs: int) -> dict[str, Any]:
 
 
 def row(job: dict[str, Any], outcome: str) -> list[str]:
-    """Return one line of the table."""
     cells = [f"`{job['job']}`", outcome]
     for label in ("with", "without"):
         low, high = job[label][f"{outcome}_interval"]
@@ -304,7 +301,6 @@ def body(jobs: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Run the jobs and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--pairs", type=int, nargs="+", default=[200, 50], help="pairs of runs a job (default: 200 50)")
     parser.add_argument("--jobs", choices=JOBS, nargs="+", default=[*JOBS], help="default: all")

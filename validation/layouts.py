@@ -104,7 +104,6 @@ def exporter(directory: Path, ranks: int) -> Iterator[servers.Server]:
 
 @contextmanager
 def job(directory: Path, case: Case, device: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the job, and end it with the block."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}", "-m"]
     fault = f"{case.training}:{'backward' if case.slow else 'nothing'}:{'+'.join(map(str, case.slow)) or '0'}"
     command = [*launch, "validation.straggler_job", device, str(STEPS), fault]

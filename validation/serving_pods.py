@@ -107,7 +107,6 @@ def pods(trace: Path) -> list[Pod]:
 
 
 def judge(found: Sequence[Pod]) -> dict[Pod, list[Firing]]:
-    """Return all alerts by pod."""
     fired: dict[Pod, list[Firing]] = {}
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -122,7 +121,6 @@ def rate(fired: dict[Pod, list[Firing]]) -> float:
 
 
 def body(fired: dict[Pod, list[Firing]]) -> list[str]:
-    """Return the paragraphs of the report."""
     names = [[dict(one.labels)["alertname"] for one in of] for of in fired.values()]
     alerts, in_pods = Counter(chain(*names)), Counter(chain(*map(set, names)))
     days = sum(pod.seconds for pod in fired) / 86400

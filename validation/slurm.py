@@ -57,7 +57,6 @@ class Submitted:
     opts_out: bool = False
 
     def options(self, directory: Path) -> list[object]:
-        """Return sbatch's options."""
         resources = [f"--gres=gpu:{self.ranks}", "--cpus-per-task=2", "-A", self.account, "-J", self.name]
         mail = ["--mail-type=END", "--mail-user", f"{self.user}@example.org"]
         return [*resources, *mail, "-o", directory / "output" / f"{self.name}.log", "-D", directory]
@@ -176,7 +175,6 @@ class Node:
         }
 
     def report(self, *options: str) -> str:
-        """Return the output of `rankscope report`."""
         done = subprocess.run(
             [*REPORT, *options], capture_output=True, text=True, env=self.slurm.environment(), check=False
         )

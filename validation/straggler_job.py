@@ -77,7 +77,6 @@ def step_of(model: nn.Module, after_backward: Callable[[], None] = lambda: None)
 
 
 def ddp(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Train with DistributedDataParallel."""
     replica = DistributedDataParallel(model)
     return replica, step_of(replica)
 
@@ -279,7 +278,6 @@ TRAININGS = {
 
 
 def average_gradients(model: nn.Module, group: Any = None) -> None:
-    """Average the gradients with one collective."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, group=group)

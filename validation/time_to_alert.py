@@ -66,7 +66,6 @@ def _seconds(value: float) -> str:
 
 
 def main() -> int:
-    """Replay and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--speeds", nargs="+", choices=SPEEDS, default=list(SPEEDS))
     parser.add_argument("--only", nargs="+", default=[], help="cases whose name starts with this")

@@ -172,7 +172,6 @@ def mlflow_server(directory: Path, hangs: bool) -> Iterator[str]:
 
 
 def run(case: Case, directory: Path, server: str, with_hook: bool) -> subprocess.CompletedProcess[str]:
-    """Run the script in the directory."""
     code = TRAIN.format(setup=case.setup, log=case.log, end=case.end).replace("{server}", server)
     hook = {"RANKSCOPE": "1", "RANKSCOPE_RUN_DIR": str(directory / "run"), "RANKSCOPE_TRACKER_SUMMARY": "1"}
     trackers = {"WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true", "GIT_PYTHON_REFRESH": "quiet"}

@@ -98,7 +98,6 @@ def percent(value: float | None) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as Markdown."""
     cells = [
         (
             *(row["way"], row["ranks"], report.yes_or_no(row["harmless"]), report.yes_or_no(row["steps_counted"])),
@@ -110,7 +109,6 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Train and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--group", choices=WAYS, action="append", help="default: all")
     parser.add_argument("--steps", type=int, default=1000, help="steps of each way (default: 1000)")

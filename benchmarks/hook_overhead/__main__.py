@@ -91,7 +91,6 @@ def interval(pairs: Pairs) -> Interval:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """Return the figures as Markdown."""
     head = ["training", "with", "step (ms)", "wall (µs a step)", "CPU (µs a step)", "collectives a step"]
     head += ["processes", "threads", "MiB", "begin (s)", "start (s)", "exit (s)"]
     return report.table(head, map(_row, found))
@@ -116,7 +115,6 @@ def _row(line: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="pairs of processes a line")
     parser.add_argument("--blocks", type=int, default=30, help="pairs of blocks a pair of processes")

@@ -84,7 +84,6 @@ def cost(block: Sequence[float], plain: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--training", choices=TRAININGS, default="ddp", help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=100_000, help="(%(default)s)")

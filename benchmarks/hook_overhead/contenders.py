@@ -32,7 +32,6 @@ class Rankscope(Plain):
     """The hook with every default probe."""
 
     def begin(self) -> None:
-        """Import and instrument."""
         import rankscope
 
         rankscope.instrument()
@@ -62,7 +61,6 @@ class PrometheusClient(Plain):
         start_http_server(0, addr="127.0.0.1")
 
     def loop(self, training: Alone, steps: int) -> None:
-        """Train for `steps` steps."""
         for _ in range(steps):
             with self._data.time():
                 batch = training.fetch()
@@ -79,14 +77,12 @@ class TraceMl(Plain):
     """TraceML (distribution traceml-ai), under its launcher: `traceml run`."""
 
     def begin(self) -> None:
-        """Import and instrument."""
         import traceml_ai as traceml
 
         traceml.init(mode="auto")
         self._trace_step = traceml.trace_step
 
     def loop(self, training: Alone, steps: int) -> None:
-        """Train for `steps` steps."""
         for _ in range(steps):
             batch = training.fetch()
             with self._trace_step(training.model):

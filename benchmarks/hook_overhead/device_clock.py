@@ -151,7 +151,6 @@ def measure(pairs: int, seconds: float) -> dict[str, Any]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Return the figures as Markdown."""
     rows = (
         ("step with the hook, without a device (µs)", f"{figures['step_us']:.0f}"),
         ("device clock, few steps measured (µs a step)", report.text(figures["sampled_us"])),
@@ -165,7 +164,6 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=200, help="pairs of blocks of each kind (%(default)s)")
     parser.add_argument("--seconds", type=float, default=30.0, help="for counting marks (%(default)s)")

@@ -245,7 +245,6 @@ def microseconds(seconds: float) -> float:
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    """Return the figures as Markdown."""
     head = ["training", "step (µs)", "hook (µs a step)", "bound", "control (µs a step)", "steps at full speed"]
     head += ["all steps (µs)", "hook, all", "control, all", "faults a step: without, with"]
     head += ["the same, control", "instructions a step", "collectives a step", "pairs"]
@@ -277,7 +276,6 @@ def run_directory() -> Iterator[None]:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=600, help="pairs of blocks, also for the control (%(default)s)")
     parser.add_argument("--training", nargs="+", choices=TRAININGS, default=list(TRAININGS), metavar="NAME")

@@ -72,7 +72,6 @@ class Ddp(Alone):
     ranks = 1
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model for training."""
         return DistributedDataParallel(model)
 
 
@@ -88,7 +87,6 @@ class Fsdp2(Alone):
     ranks = 2
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model for training."""
         fully_shard(model)  # changes the model's class in place
         return model
 
@@ -99,7 +97,6 @@ class ByHand(Alone):
     ranks = 1
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute and average the gradients."""
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         for parameter in self.model.parameters():
             dist.all_reduce(parameter.grad)
@@ -113,7 +110,6 @@ class Deep(Alone):
     layers = 26
 
     def make(self) -> torch.nn.Module:
-        """Return the model of one process."""
         hidden = [torch.nn.Linear(self.width, self.width) for _ in range(self.layers)]
         return torch.nn.Sequential(*hidden, torch.nn.Linear(self.width, 10))
 

@@ -73,7 +73,6 @@ def asynchronous_device(on_transfer: Callable[[], None] | None = None) -> Iterat
 
 
 def register() -> None:
-    """Register the backend with torch.distributed."""
     dist.Backend.register_backend(BACKEND, process_group.create, devices=["cpu"])
 
 

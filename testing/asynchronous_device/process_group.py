@@ -170,7 +170,6 @@ class Group(dist.ProcessGroup):
         self._sequence = 0
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
-        """Return the registered name."""
         return BACKEND
 
     @property
@@ -311,5 +310,4 @@ def get_future(original: Method) -> Method:
 
 
 def create(store: Any, rank: int, size: int, timeout: timedelta) -> Group:
-    """Create a group for torch.distributed."""
     return Group(store, rank, size, timeout)

@@ -42,7 +42,6 @@ class GlooDevice:
         sleep(milliseconds)
 
     def read(self, tensor: torch.Tensor) -> float:
-        """Return the value of a tensor."""
         return tensor.item()
 
 

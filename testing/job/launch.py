@@ -56,7 +56,6 @@ class TrainingJob:
             )
 
     def command(self) -> list[str]:
-        """Return torchrun's command line."""
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
         return [sys.executable, "-m", *torchrun, "-m", self.script, str(self._directory), self.device]
 
@@ -96,7 +95,6 @@ class TrainingJob:
         return self.progress.read()
 
     def is_running(self) -> bool:
-        """Return whether torchrun runs."""
         return self._process is not None and self._process.poll() is None
 
     def has_succeeded(self) -> bool:

@@ -30,8 +30,6 @@ WARM_UP = 20  # steps
 
 
 class TrainingLoop:
-    """One rank's loop."""
-
     def __init__(self, directory: Path, device: Device, control: ControlReader) -> None:
         self.rank, self.ranks, self.parent = dist.get_rank(), dist.get_world_size(), os.getppid()
         (directory / f"rank-{self.rank}.pid").write_text(str(os.getpid()))

@@ -129,7 +129,6 @@ class Arena:
         self._mark_onset(time.time())
 
     def stop_exporter(self) -> None:
-        """Stop the node's exporter."""
         self.exporter.stop()
         self._mark_onset(time.time())
 

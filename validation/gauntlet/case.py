@@ -90,7 +90,6 @@ BehaviorOf = Callable[[Target], dict[str, Any]]
 
 
 def all_ranks(behavior: BehaviorOf) -> Inject:
-    """Change the behavior of all ranks."""
     return lambda arena, target: arena.change_ranks(common=behavior(target))
 
 

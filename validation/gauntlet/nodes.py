@@ -127,7 +127,6 @@ def run(device: str, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Return a row for each fault."""
     return report.table(("device", "clock", "fault", "notified", "seconds", "right"), map(_row, results))
 
 

@@ -62,7 +62,6 @@ def selectors() -> list[str]:
 
 @cache
 def words() -> frozenset[str]:
-    """Return all words in the rules."""
     return frozenset(re.findall(r"\w+", RULES.read_text()))
 
 

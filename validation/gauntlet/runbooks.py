@@ -15,8 +15,6 @@ PLACEHOLDER = '"RUN"'
 
 
 class Query(NamedTuple):
-    """One query of a runbook."""
-
     text: str
     may_be_empty: bool
     """Whether the page says that only some runs have an answer."""

@@ -118,7 +118,6 @@ def check(_argument: str = "") -> Iterator[Check]:
 
 
 def costs(exporter: Server, scrapes: Sequence[Scrape]) -> Iterator[Check]:
-    """Yield the costs of the exporter."""
     pid, first = exporter.pid or 0, len(scrapes)
     before, began = cpu_seconds(pid), time.monotonic()
     time.sleep(REST)

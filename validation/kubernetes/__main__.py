@@ -89,7 +89,6 @@ def main() -> int:
 
 
 def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Outcome]]:
-    """Install, train, change and uninstall."""
     install(cluster)
     checks = [unprivileged(cluster, "the exporter runs without root and capabilities, with a seccomp filter", 65534)]
     outcomes = []

@@ -32,8 +32,6 @@ class Process(NamedTuple):
 
 
 class Cluster:
-    """A running cluster of one node."""
-
     def __init__(self, directory: Path) -> None:
         self.programs = directory / "root/usr/bin"
         self.kubeconfig = directory / "kubeconfig"
@@ -52,7 +50,6 @@ class Cluster:
         self._run("kubectl", ("apply", "--validate=false", "-f", "-"), yaml.safe_dump_all(documents))
 
     def items(self, kind: str, *arguments: str) -> list[Manifest]:
-        """Return the objects of a kind."""
         found: list[Manifest] = json.loads(self.kubectl("get", kind, "-o", "json", *arguments))["items"]
         return found
 

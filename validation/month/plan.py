@@ -108,7 +108,6 @@ class Plan:
 
     @property
     def group(self) -> str:
-        """The group of all ranks."""
         return f"0-{self.ranks - 1}"
 
 

@@ -16,13 +16,11 @@ OF_ONE_FORMAT = re.compile(r"/usr/share/(zsh/|lintian/|doc/rankscope/changelog)"
 
 
 def output(*command: str | Path) -> str:
-    """Return the output of a command."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return done.stdout
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

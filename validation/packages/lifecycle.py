@@ -51,7 +51,6 @@ def scrape(node: BootedSystem) -> Mapping[str, list[tuple[Mapping[str, str], flo
 
 
 def serves(node: BootedSystem) -> bool:
-    """Return whether the exporter answers."""
     try:
         return bool(scrape(node))
     except OSError:

@@ -23,8 +23,6 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class System:
-    """A distribution's release."""
-
     name: str
     suite: str
     python: str
@@ -161,7 +159,6 @@ class BootedSystem:
         return done.stdout
 
     def start(self, script: str, user: str) -> subprocess.Popen[bytes]:
-        """Start a script in the system."""
         return subprocess.Popen(self.command(f"exec &> /dev/null; {script}", user), stdin=subprocess.DEVNULL)
 
 

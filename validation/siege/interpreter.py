@@ -14,7 +14,6 @@ CHECK = "import torch, rankscope, rankscope_exporter"
 
 
 def as_user(uid: int, *command: str) -> list[str]:
-    """Return the command as another user."""
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", *command]
 
 

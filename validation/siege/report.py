@@ -43,8 +43,6 @@ need more than one uid."""
 
 @dataclass
 class Observed:
-    """All observations of a siege."""
-
     minutes: float
     rounds: int
     autogroup: str
@@ -65,7 +63,6 @@ class Observed:
     attackers: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def rounds_of(self, name: str) -> list[Phase]:
-        """Return the phases of this name."""
         return [phase for phase in self.phases if phase.name == name]
 
     def scrapes_of(self, name: str) -> list[Scraped]:
@@ -97,7 +94,6 @@ def is_about_victim(labels: dict[str, str]) -> bool:
 
 
 def checks(observed: Observed) -> list[Check]:
-    """Return the checks."""
     latency = percentile(_latencies(observed.scrapes_of(SIEGE)), 0.99)
     shown = f"{latency:.1f} ms" if math.isfinite(latency) else "no page"
     slower, control = observed.differences[SIEGE_TO_QUIET], observed.differences[CONTROL]
