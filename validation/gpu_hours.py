@@ -2,11 +2,11 @@
 
     python -m validation.gpu_hours --minutes 30 --save
 
-One Prometheus for each interval scrapes ranks with known losses, half of their time, with the rules that render.py
-makes for the interval and a price. In the middle it is killed, and started again after a while. The sum of the rules is
-compared with the loss outside of the outage, which is the evaluations around it in which the sum did not grow, because
-Prometheus needs two scrapes for a rate. `longer than away` is how much longer that was than Prometheus was down. The
-sum must not restart from zero.
+One Prometheus for each interval scrapes ranks with known losses (half of their time), with the rules that render.py
+makes for the interval and a price. In the middle it is killed, and started again after a while. The rules' sum is
+compared with the true loss outside of the outage. The outage consists of the evaluations in which the sum did not grow,
+because Prometheus needs two scrapes for a rate. `longer than away` is its duration minus the time that Prometheus was
+down. The sum must not restart from zero.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ difference of a step with its 95% interval (a bootstrap over the pairs of proces
 to an A/A control: both plain. *wall* excludes a step's sleep, because the system ends a sleep late by more than the
 difference; *CPU* is the training thread's CPU time, which other load changes less.
 
-*begin*: import and instrument, within the process. *start*, *exit*: the delay compared with the plain process until it
-was ready to train, and until it had ended. *processes*, *threads* (of Python, in the training process), *MiB*
-(resident, of all its processes): the additional ones. *collectives a step*: as Rankscope counts them.
+*begin*: seconds to import and instrument, in the process. *start*, *exit*: how much later than the plain process it was
+ready to train, and had ended. *processes*, *threads* (Python's, in the training process) and *MiB* (resident, of all
+its processes) are additional ones. *collectives a step* are counted by Rankscope.
 """
 
 from __future__ import annotations

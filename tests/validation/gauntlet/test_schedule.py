@@ -64,4 +64,4 @@ def test_the_rules_do_not_name_a_fault():
 
 def test_an_unknown_case_is_named(capsys, tmp_path):
     assert main(["--only", "f99", "--save", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "gauntlet: --only: no case begins with f99\n"
+    assert capsys.readouterr().err == "gauntlet: --only: no case starts with f99\n"
