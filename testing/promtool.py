@@ -140,11 +140,11 @@ def series(case: Case, speed: Speed) -> Iterator[dict[str, str]]:
         after = before | dict(fault.ranks.get(rank, {}))
         if case.clock == "device":
             before, after = _run_ahead(before), _run_ahead(after)
-        yield from _of(before, after, common, speed)
+        yield from _input_series(before, after, common, speed)
         common = f'instance="{case.run}",gpu="{rank}",uuid="{uuid}"'
         yield {"series": f'rankscope_gpu_info{{{common},node="node-a"}}', "values": f"1x{speed.quiet + speed.faulty}"}
         before = HEALTHY_GPU | dict(usual.gpus.get(rank, {}))
-        yield from _of(before, before | dict(fault.gpus.get(rank, {})), common, speed)
+        yield from _input_series(before, before | dict(fault.gpus.get(rank, {})), common, speed)
 
 
 def _run_ahead(figures: Figures) -> Figures:
@@ -170,7 +170,7 @@ def is_measured_on_device(name: str) -> bool:
     return name.startswith("rankscope_rank_phase_seconds_total") and not any(phase in name for phase in PLANNED)
 
 
-def _of(before: Figures, after: Figures, common: str, speed: Speed) -> Iterator[dict[str, str]]:
+def _input_series(before: Figures, after: Figures, common: str, speed: Speed) -> Iterator[dict[str, str]]:
     for name in before | after:
         metric, _, labels = name.rstrip("}").partition("{")
         values = _values(metric, before.get(name), after.get(name), speed)

@@ -145,7 +145,7 @@ class Run:
         if not self.has_reached:
             self.has_reached = self.reached().exists() and self.reached().stat().st_size == RANKS
             self.awake = now
-        elif not all(map(sleeps, self.running())):
+        elif not all(map(is_sleeping, self.running())):
             self.awake = now
         if now - self.awake > HANGS_AFTER or (not self.has_reached and now - self.started > TRAINED_WITHIN):
             self.kill()
@@ -173,7 +173,7 @@ class Run:
         return "hung" if None in codes else "aborted" if -signal.SIGABRT in codes else "ended"
 
 
-def sleeps(pid: int) -> bool:
+def is_sleeping(pid: int) -> bool:
     """Return whether the main thread sleeps. Gloo's own threads wake up every few milliseconds."""
     return stat(pid)[0] == "S"
 
@@ -222,17 +222,17 @@ def runs(name: str, pairs: int) -> Iterator[Run]:
                 time.sleep(0.01)
                 for each in going:
                     each.check()
-            yield from over(going)
+            yield from take_finished(going)
         while going:
             time.sleep(0.1)
-            yield from over(going)
+            yield from take_finished(going)
     finally:
         if os.getpid() == here:  # not in a rank, which also gets here at its end
             for run in going:
                 run.kill()
 
 
-def over(going: list[Run]) -> Iterator[Run]:
+def take_finished(going: list[Run]) -> Iterator[Run]:
     """Remove and yield the runs that are over."""
     for run in going[:]:
         run.check()

@@ -30,7 +30,7 @@ from testing.job.device import ASYNCHRONOUS, GLOO
 from rankscope_exporter.simulation import simulated_uuid
 
 ROOT = Path(__file__).parents[1]
-WATCHED_FOR = 25.0  # seconds of training
+TRAINS_FOR = 25.0  # seconds of training
 STARTS_WITHIN = 120.0
 STEPS = 100_000
 WIDTH = 512
@@ -148,7 +148,7 @@ def observe(case: Case, device: str) -> dict[str, Any]:
                 for run in runs(server):
                     if began is None and run["steps_per_second"]:
                         began = time.monotonic()
-                        until = began + WATCHED_FOR
+                        until = began + TRAINS_FOR
                     lost = run.get("lost", {})
                     for one in run["findings"]:
                         key = one["kind"], one["rank"], one["cause"], one["evidence"].get("stage")

@@ -103,7 +103,7 @@ def operations(path: Path) -> list[Operation]:
     return [Operation(*line) for line in zip(*(table[column] for column in columns), strict=True)]
 
 
-class Trainee:
+class TraceRank:
     """The work of one rank of a trace so far, as in its record."""
 
     def __init__(self, rank: int, stage: int | None = None) -> None:
@@ -145,11 +145,11 @@ Found = Mapping[tuple[str, Any], str]
 """The sentence of each finding, by its kind and its rank or stage."""
 
 
-class Judged:
+class JudgedRun:
     """A run whose steps are fed to the diagnosis one after the other."""
 
-    def __init__(self, trainees: Mapping[int, Trainee]) -> None:
-        self.trainees, self.at = trainees, 0.0
+    def __init__(self, members: Mapping[int, TraceRank]) -> None:
+        self.members, self.at = members, 0.0
         self.found: dict[tuple[str, Any], str] = {}
         self.most = 0.0
         """The largest loss of a finding."""
@@ -162,17 +162,17 @@ class Judged:
         """Add a step, with each rank's seconds by phase."""
         self.at += seconds
         steps = {
-            rank: trainee.step(number, self.at, seconds, spent[rank], micro_batches)
-            for rank, trainee in self.trainees.items()
+            rank: member.step(number, self.at, seconds, spent[rank], micro_batches)
+            for rank, member in self.members.items()
         }
-        for stage in {one.stage for one in self.trainees.values()}:
-            peers = [one for one in self.trainees.values() if one.stage == stage]
+        for stage in {one.stage for one in self.members.values()}:
+            peers = [one for one in self.members.values() if one.stage == stage]
             if len(peers) > 1:
                 account([one.alignment for one in peers], [steps[one.rank] for one in peers])
         self._update()
 
     def _update(self) -> None:
-        readings = {rank: one.reading(self.at, len(self.trainees)) for rank, one in self.trainees.items()}
+        readings = {rank: one.reading(self.at, len(self.members)) for rank, one in self.members.items()}
         for finding in self._judge.update(self.at, readings).findings:
             candidate = finding.candidate
             self.most = max(self.most, candidate.ratio)
@@ -180,14 +180,14 @@ class Judged:
             self.found.setdefault((candidate.kind, place), sentence(self._judge.run, candidate))
 
 
-def judged(lines: Sequence[Operation]) -> Found:
+def judge_operations(lines: Sequence[Operation]) -> Found:
     """Return the findings in a trace of operations."""
-    run = Judged({one.rank: Trainee(one.rank, one.stage) for one in lines})
+    run = JudgedRun({one.rank: TraceRank(one.rank, one.stage) for one in lines})
     by_step: dict[int, list[Operation]] = defaultdict(list)
     for one in lines:
         by_step[one.step].append(one)
     for number, (_, done) in enumerate(sorted(by_step.items()), start=1):
-        spent: dict[int, dict[str, float]] = {rank: defaultdict(float) for rank in run.trainees}
+        spent: dict[int, dict[str, float]] = {rank: defaultdict(float) for rank in run.members}
         for one in done:
             if phase := OPERATIONS.get(one.name):
                 spent[one.rank][phase] += one.seconds
@@ -205,7 +205,7 @@ def stragglers(directory: Path) -> Iterator[Result]:
     """Yield the findings in each trace of a job with stragglers."""
     for path in sorted(directory.glob("trace-*.parquet")):
         truth, expected = PUBLISHED.get(path.stem.removeprefix("trace-"), ("unknown", None))
-        found = judged(operations(path))
+        found = judge_operations(operations(path))
         yield Result(f"{directory.name}/{path.name}", truth, "; ".join(found.values()) or "-", [*found] == [expected])
 
 
@@ -256,16 +256,16 @@ def slow_workers(samples: Sequence[Mapping[int, float]]) -> set[int]:
     return found
 
 
-def synchronous(steps: Iterable[Mapping[int, float]]) -> Judged:
+def synchronous(steps: Iterable[Mapping[int, float]]) -> JudgedRun:
     """Return the judged run if all workers wait for the slowest in each step."""
-    run = Judged({rank: Trainee(rank) for rank in range(WORKERS)})
+    run = JudgedRun({rank: TraceRank(rank) for rank in range(WORKERS)})
     for number, times in enumerate(steps, start=1):
-        if times.keys() >= run.trainees.keys():
+        if times.keys() >= run.members.keys():
             run.step(number, max(times.values()), {rank: {"forward": spent} for rank, spent in times.items()})
     return run
 
 
-def variations(path: Path) -> Iterator[Judged]:
+def variations(path: Path) -> Iterator[JudgedRun]:
     """Yield the judged run of each job of which the variation is known."""
     draw = random.Random(1)
     with path.open() as file:

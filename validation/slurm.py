@@ -187,7 +187,7 @@ class Node:
         return sum(one["ended"] - one["imported"] for one in ranks), sum(one["ended"] - one["began"] for one in ranks)
 
 
-def attribution(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
+def check_attribution(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
     """Yield whether each GPU names its job while all jobs train."""
     trained = Counter({(job.name, number): job.ranks for number, job in jobs.items()})
     eventually(lambda: Counter(map(_named, node.allocations().values())) >= trained, 120.0)
@@ -214,7 +214,7 @@ def _named(labels: Mapping[str, str]) -> tuple[str, str]:
     return labels["slurm_job_name"], labels["slurm_job_id"]
 
 
-def reports(node: Node, number: str, job: Submitted) -> Iterator[Check]:
+def check_reports(node: Node, number: str, job: Submitted) -> Iterator[Check]:
     """Yield whether a job's reports add up after its end."""
     shown = node.slurm.show(number)
     hours, minutes, seconds = map(int, shown["RunTime"].split(":"))
@@ -242,7 +242,7 @@ def _is_near(value: float, truth: float) -> bool:
     return abs(value - truth) <= WITHIN * truth
 
 
-def others(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
+def check_mail_and_opt_out(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
     """Yield whether the report is mailed, names the straggler, is hidden from other users, and opting out works."""
     number, job = next(iter(jobs.items()))
     eventually(lambda: (node.directory / "mail" / number).exists(), 60.0)
@@ -272,13 +272,13 @@ def measure(directory: Path, root: Path | None, seconds: float) -> tuple[str, li
     """Return Slurm's version, the checks, and a report as printed."""
     with Node(directory, root, seconds) as node:
         jobs = {node.submit(job): job for job in (ALICE, BOB)}
-        checks = [*attribution(node, jobs)]
+        checks = [*check_attribution(node, jobs)]
         for number in jobs:
             node.slurm.wait_for(number, "COMPLETED", "FAILED", within=seconds + 120)
         time.sleep(SETTLED)
         for number, job in jobs.items():
-            checks += reports(node, number, job)
-        checks += others(node, jobs)
+            checks += check_reports(node, number, job)
+        checks += check_mail_and_opt_out(node, jobs)
         page = node.report(f"--state-dir={directory / 'state'}", "--slurm-job", next(iter(jobs)), "--price=2.5")
         return node.slurm.version, checks, page
 

@@ -40,8 +40,8 @@ def seconds(recordings: Sequence[Recording], speed: promtool.Speed, path: Path) 
         for text, when in re.findall(r"\{(alertname=[^}]*)\} ([^\s,]+)", promtool.complaint(test, speed, path)):
             labels = dict(re.findall(r'(\w+)="([^"]*)"', text))
             for recording in recordings:
-                is_its = recording.case in (labels.get("run"), labels.get("node"), labels.get("instance"))
-                if is_its and recording.expected.items() <= labels.items():
+                is_same_run = recording.case in (labels.get("run"), labels.get("node"), labels.get("instance"))
+                if is_same_run and recording.expected.items() <= labels.items():
                     waited = float(when) - replay.onset()
                     found[recording.case] = min(waited, found.get(recording.case, waited))
     return found

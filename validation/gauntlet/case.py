@@ -59,7 +59,7 @@ def no_place(_: Target) -> dict[str, str]:
     return {}
 
 
-def the_rank(target: Target) -> dict[str, str]:
+def drawn_rank(target: Target) -> dict[str, str]:
     """Return the rank that was drawn."""
     return {"rank": str(target.rank)}
 
@@ -69,17 +69,17 @@ def rank_zero(_: Target) -> dict[str, str]:
     return {"rank": "0"}
 
 
-def its_gpu(target: Target) -> dict[str, str]:
+def drawn_gpu(target: Target) -> dict[str, str]:
     """Return the GPU of the rank that was drawn."""
     return {"gpu": str(target.rank)}
 
 
-def the_rank_and_its_gpu(target: Target) -> dict[str, str]:
+def drawn_rank_and_gpu(target: Target) -> dict[str, str]:
     """Return the rank that was drawn and its GPU."""
-    return {**the_rank(target), **its_gpu(target)}
+    return {**drawn_rank(target), **drawn_gpu(target)}
 
 
-def the_spare_gpu(target: Target) -> dict[str, str]:
+def drawn_spare_gpu(target: Target) -> dict[str, str]:
     """Return the GPU without a rank that was drawn."""
     return {"gpu": str(target.spare_gpu)}
 

@@ -19,7 +19,7 @@ RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/15s.yml"
 SELECTOR = re.compile(r"(?<![\w:])rankscope_\w+(?![\w:])(?:\{[^}]*\})?")
 SCRAPES = 'up{job="rankscope"}'
 XID_TIME = "rankscope_gpu_xid_last_timestamp_seconds"  # an earlier run's would alert at production speed
-OF_THE_MACHINE = ("rankscope_exporter_time_seconds", "rankscope_exporter_build_info")  # a replay has another clock
+HOST_METRICS = ("rankscope_exporter_time_seconds", "rankscope_exporter_build_info")  # a replay has another clock
 HEALTHY = 14.0  # seconds before the fault; the runner waits this long without an alert
 
 
@@ -57,7 +57,7 @@ def selectors() -> list[str]:
     """Return all selectors of exporter metrics in the rules' expressions, without those in the texts of alerts."""
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     found = {found for rule in group["rules"] for found in SELECTOR.findall(rule["expr"])}
-    return sorted(selector for selector in found if not selector.startswith(OF_THE_MACHINE))
+    return sorted(selector for selector in found if not selector.startswith(HOST_METRICS))
 
 
 @cache

@@ -39,7 +39,7 @@ from validation.kubernetes.discovery import Discovery
 from validation.kubernetes.training import NAMESPACE, PodsJob
 
 DIRECTORY = report.ROOT / ".kubernetes"
-RELEASE, ITS_NAMESPACE = "rankscope", "rankscope"
+RELEASE, CHART_NAMESPACE = "rankscope", "rankscope"
 OPERATOR = ("podmonitors PodMonitor", "prometheusrules PrometheusRule")
 INSTALL = (
     "--set=podMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true,scrapeInterval=5s",
@@ -48,7 +48,7 @@ INSTALL = (
 KINDS = "daemonset,pod,configmap,secret,serviceaccount,networkpolicy,podmonitor,prometheusrule"
 STATE = "/run/rankscope-state"
 PATTERNS = {"node": "on-the-node", "sidecar": "in-the-pods"}
-ASK_THE_KUBELET = """
+LIST_PODS = """
 from pathlib import Path
 from rankscope_exporter.gpu.allocation import pod_resources as p
 answer = p.PodResources(Path("/var/lib/kubelet/pod-resources/kubelet.sock"))._list()
@@ -90,7 +90,7 @@ def main() -> int:
 
 def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Outcome]]:
     install(cluster)
-    checks = [unprivileged(cluster, "the exporter runs without root and capabilities, with a seccomp filter", 65534)]
+    checks = [check_user(cluster, "the exporter runs without root and capabilities, with a seccomp filter", 65534)]
     outcomes = []
     with ExitStack() as started:
         prometheus, victoria, webhook = start_monitoring(cluster, directory, started)
@@ -98,12 +98,12 @@ def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Outcom
             job = PodsJob(cluster, directory / run, pattern, run)
             job.start()
             try:
-                checks += [*seen(prometheus, pattern, job), discovered(prometheus, victoria, job)]
-                outcomes.append(fault(prometheus, webhook, job))
+                checks += [*check_ranks(prometheus, pattern, job), check_discovery(prometheus, victoria, job)]
+                outcomes.append(inject_fault(prometheus, webhook, job))
             finally:
                 job.terminate()
-            checks += [notified(outcomes[-1]), silent_at_end(webhook, job)]
-    checks += [*changed(cluster), *uninstalled(cluster)]
+            checks += [check_notification(outcomes[-1]), check_silence(webhook, job)]
+    checks += [*check_options(cluster), *check_uninstall(cluster)]
     return checks, outcomes
 
 
@@ -111,14 +111,14 @@ def install(cluster: Cluster) -> None:
     """Register the operator's kinds, and install the chart until it is ready."""
     cluster.apply(*(definition(*names.split()) for names in OPERATOR))
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    cluster.kubectl("create", "namespace", ITS_NAMESPACE)
+    cluster.kubectl("create", "namespace", CHART_NAMESPACE)
     cluster.kubectl("create", "namespace", NAMESPACE)
     release("install", cluster)
 
 
 def release(command: str, cluster: Cluster, *values: str) -> None:
     """Install or upgrade the chart, and wait until all of it is ready. Raises RuntimeError."""
-    chart = [RELEASE, str(CHART), f"--namespace={ITS_NAMESPACE}", *INSTALL, *values]
+    chart = [RELEASE, str(CHART), f"--namespace={CHART_NAMESPACE}", *INSTALL, *values]
     cluster.helm(command, *chart, "--wait", f"--timeout={READY_WITHIN}")
 
 
@@ -138,7 +138,7 @@ def definition(plural: str, kind: str) -> Manifest:
     }
 
 
-def unprivileged(cluster: Cluster, check: str, uid: int) -> Check:
+def check_user(cluster: Cluster, check: str, uid: int) -> Check:
     """Return whether the DaemonSet's process has these privileges in the kernel."""
     (pod,) = _ready(cluster)
     process = cluster.process(pod, "exporter")
@@ -147,7 +147,7 @@ def unprivileged(cluster: Cluster, check: str, uid: int) -> Check:
 
 
 def _ready(cluster: Cluster) -> list[Manifest]:
-    pods = cluster.items("pod", "-n", ITS_NAMESPACE)
+    pods = cluster.items("pod", "-n", CHART_NAMESPACE)
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
@@ -159,10 +159,10 @@ def start_monitoring(
     webhook.start()
     started.callback(webhook.stop)
     alertmanager = servers.alertmanager(directory, alertmanager_config(webhook.url))
-    (rule,) = cluster.items("prometheusrule", "-n", ITS_NAMESPACE)
+    (rule,) = cluster.items("prometheusrule", "-n", CHART_NAMESPACE)
     (directory / "rules.yml").write_text(yaml.safe_dump(rule["spec"], sort_keys=False))
     discovery = started.enter_context(Discovery(cluster, directory / "targets.json"))
-    monitors = cluster.items("podmonitor", "-n", ITS_NAMESPACE)
+    monitors = cluster.items("podmonitor", "-n", CHART_NAMESPACE)
     configuration = {
         "rule_files": [str(directory / "rules.yml")],
         "scrape_configs": [scrape_config(monitor, discovery.configuration) for monitor in monitors],
@@ -191,7 +191,7 @@ def victoria_metrics(cluster: Cluster, directory: Path, configuration: Manifest)
     return servers.Prometheus("victoria-metrics", arguments, url, directory / "victoria.log", ready="/health")
 
 
-def seen(prometheus: servers.Prometheus, pattern: str, job: PodsJob) -> list[Check]:
+def check_ranks(prometheus: servers.Prometheus, pattern: str, job: PodsJob) -> list[Check]:
     """Return whether Prometheus has both ranks, from which exporter, and with which labels."""
     job.wait_until_training()
     own = f'{{run="{job.run}"}}'
@@ -224,7 +224,7 @@ def seen(prometheus: servers.Prometheus, pattern: str, job: PodsJob) -> list[Che
 LABELS_OF_UP = {"__name__", "job", "instance"}
 
 
-def discovered(prometheus: servers.Prometheus, victoria: servers.Prometheus, job: PodsJob) -> Check:
+def check_discovery(prometheus: servers.Prometheus, victoria: servers.Prometheus, job: PodsJob) -> Check:
     """Return whether Kubernetes discovery finds the targets that Prometheus has from the file."""
 
     def targets(server: servers.Prometheus) -> set[tuple[str, str]]:
@@ -238,7 +238,7 @@ def discovered(prometheus: servers.Prometheus, victoria: servers.Prometheus, job
     )
 
 
-def fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob) -> Outcome:
+def inject_fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob) -> Outcome:
     """Train for a while, slow down rank 0, and wait for the notification."""
     time.sleep(QUIET_FOR)
     false = [one.name for one in webhook.firing() if one.labels.get("run") == job.run]
@@ -254,7 +254,7 @@ def fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob
     return Outcome(job.run, {}, json.dumps(prometheus.query("ALERTS"))[:200], None, false)
 
 
-def notified(outcome: Outcome) -> Check:
+def check_notification(outcome: Outcome) -> Check:
     """Return whether the right alert was notified, and no other."""
     labels = outcome.labels
     is_right = (
@@ -264,7 +264,7 @@ def notified(outcome: Outcome) -> Check:
     return Check(f"{outcome.run}: rank 0 is notified, and nothing before", is_right and not outcome.false, found)
 
 
-def silent_at_end(webhook: WebhookReceiver, job: PodsJob) -> Check:
+def check_silence(webhook: WebhookReceiver, job: PodsJob) -> Check:
     """Return whether the end of the job, whose pods are deleted, causes no notification."""
     before = len(webhook.notifications)
     time.sleep(QUIET_AFTER)
@@ -274,50 +274,50 @@ def silent_at_end(webhook: WebhookReceiver, job: PodsJob) -> Check:
     return Check(f"{job.run}: its end is not notified", not found, ", ".join(found) or "nothing")
 
 
-def changed(cluster: Cluster) -> list[Check]:
+def check_options(cluster: Cluster) -> list[Check]:
     """Enable the options that are off by default, and check them."""
     values = f"--set=runDirectory.tmpfs.enabled=true,state.hostPath={STATE}"
     release("upgrade", cluster, values)
-    checks = [limited(cluster), stateful(cluster, "the exporter's user", 65534)]
+    checks = [check_run_directory(cluster), check_state(cluster, "the exporter's user", 65534)]
     release("upgrade", cluster, values, "--set=podAttribution.enabled=true")
-    pods = inside(cluster, "python", "-c", ASK_THE_KUBELET)
+    pods = run_in_exporter(cluster, "python", "-c", LIST_PODS)
     return [
         *checks,
-        stateful(cluster, "root", 0),
-        unprivileged(cluster, "with pod attribution it is uid 0 without capabilities", 0),
+        check_state(cluster, "root", 0),
+        check_user(cluster, "with pod attribution it is uid 0 without capabilities", 0),
         Check("the kubelet lists its pods to it", _ready(cluster)[0]["metadata"]["name"] in pods, pods[:200]),
     ]
 
 
-def inside(cluster: Cluster, *command: str) -> str:
+def run_in_exporter(cluster: Cluster, *command: str) -> str:
     """Return the output of a command in the exporter's container."""
     (pod,) = _ready(cluster)
     name = pod["metadata"]["name"]
-    return cluster.kubectl("-n", ITS_NAMESPACE, "exec", name, "-c", "exporter", "--", *command).strip()
+    return cluster.kubectl("-n", CHART_NAMESPACE, "exec", name, "-c", "exporter", "--", *command).strip()
 
 
-def limited(cluster: Cluster) -> Check:
+def check_run_directory(cluster: Cluster) -> Check:
     """Return whether the run directory is a separate tmpfs."""
-    mount = inside(cluster, "stat", "-f", "-c", "%T, %c inodes", "/run/rankscope")
-    mode = inside(cluster, "stat", "-c", "%a", "/run/rankscope")
+    mount = run_in_exporter(cluster, "stat", "-f", "-c", "%T, %c inodes", "/run/rankscope")
+    mode = run_in_exporter(cluster, "stat", "-c", "%a", "/run/rankscope")
     is_right = (mount, mode) == ("tmpfs, 4096 inodes", "1777")
     return Check("the run directory is a limited tmpfs that all users may write to", is_right, f"{mount}, mode {mode}")
 
 
-def stateful(cluster: Cluster, user: str, uid: int) -> Check:
+def check_state(cluster: Cluster, user: str, uid: int) -> Check:
     """Return whether the exporter's state is in its own directory on the node."""
     stated = ("stat", "-c", "%u %a %n", "/var/lib/rankscope", "/var/lib/rankscope/findings.json")
-    wait_for(lambda: "findings.json" in inside(cluster, "ls", "/var/lib/rankscope"), 60)
-    found = inside(cluster, *stated).replace("\n", ", ")
+    wait_for(lambda: "findings.json" in run_in_exporter(cluster, "ls", "/var/lib/rankscope"), 60)
+    found = run_in_exporter(cluster, *stated).replace("\n", ", ")
     is_right = found.startswith(f"{uid} 700 /var/lib/rankscope, {uid} ")
     return Check(f"its state is on the node and belongs to {user}", is_right, found)
 
 
-def uninstalled(cluster: Cluster) -> list[Check]:
+def check_uninstall(cluster: Cluster) -> list[Check]:
     """Uninstall the chart, and return whether the cluster has any of its objects left."""
-    cluster.helm("uninstall", RELEASE, f"--namespace={ITS_NAMESPACE}", "--wait")
-    wait_for(lambda: not _left(cluster), 60)
-    left = _left(cluster)
+    cluster.helm("uninstall", RELEASE, f"--namespace={CHART_NAMESPACE}", "--wait")
+    wait_for(lambda: not _leftover_objects(cluster), 60)
+    left = _leftover_objects(cluster)
     return [
         Check(
             "helm uninstall leaves no object", not left, ", ".join(left) or "nothing; the node keeps its run directory"
@@ -325,7 +325,7 @@ def uninstalled(cluster: Cluster) -> list[Check]:
     ]
 
 
-def _left(cluster: Cluster) -> list[str]:
+def _leftover_objects(cluster: Cluster) -> list[str]:
     selectors = ("app.kubernetes.io/name=rankscope", "owner=helm")
     return [
         name

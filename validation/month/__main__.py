@@ -33,9 +33,9 @@ from validation.month.record import simulate
 from validation.month.report import body
 from validation.month.samples import Stretch
 
-TOGETHER = 8  # tasks that a process gets at a time
-RANKS_TOGETHER = 128  # in one Prometheus
-WHOLE = 50  # one of 50 days is also judged completely
+TASKS_PER_CALL = 8  # tasks that a process gets at a time
+MAX_RANKS = 128  # in one Prometheus
+WHOLE_EVERY = 50  # one of 50 days is also judged completely
 SHIPPED = HERE / "rules/15s.yml"
 BEFORE_THE_TIERS = "deploy/prometheus/rules/production/rankscope.yml"
 
@@ -60,7 +60,7 @@ def tasks(days: range, faults: int) -> Iterator[Task]:
             yield Task(f"{fault}/{dose:g}/{number}", "fault", number, fault, dose)
     for number in days:
         yield Task(f"day/{number}", "day", number)
-        if number % WHOLE == WHOLE - 1:
+        if number % WHOLE_EVERY == WHOLE_EVERY - 1:
             yield Task(f"whole/{number}", "whole", number)
 
 
@@ -74,7 +74,7 @@ def judge(these: Sequence[Task], rules: Path) -> list[Line]:
         kept[task] = list(quiet.stretches(plan, record)) if task.kind == "day" else whole
     fired: dict[int, list[Firing]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        for together in _together([stretch for found in kept.values() for stretch in found]):
+        for together in _grouped([stretch for found in kept.values() for stretch in found]):
             for stretch, firings in fire(together, rules, Path(directory)).items():
                 fired[id(stretch)] = firings
     return [
@@ -82,11 +82,11 @@ def judge(these: Sequence[Task], rules: Path) -> list[Line]:
     ]
 
 
-def _together(stretches: list[Stretch]) -> Iterator[list[Stretch]]:
+def _grouped(stretches: list[Stretch]) -> Iterator[list[Stretch]]:
     """Yield groups of stretches of similar length that fit into one Prometheus."""
     together: list[Stretch] = []
     for stretch in sorted(stretches, key=len):
-        if together and sum(one.plan.ranks for one in together) + stretch.plan.ranks > RANKS_TOGETHER:
+        if together and sum(one.plan.ranks for one in together) + stretch.plan.ranks > MAX_RANKS:
             yield together
             together = []
         together.append(stretch)
@@ -128,7 +128,7 @@ def _rules(revision: str | None, directory: Path) -> Path:
 
 
 def _run(todo: list[Task], ledger: Ledger, rules: Path, processes: int) -> None:
-    parts = [todo[begin : begin + TOGETHER] for begin in range(0, len(todo), TOGETHER)]
+    parts = [todo[begin : begin + TASKS_PER_CALL] for begin in range(0, len(todo), TASKS_PER_CALL)]
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(judge, part, rules) for part in parts]
         for number, done in enumerate(as_completed(running), start=1):

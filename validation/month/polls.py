@@ -35,11 +35,11 @@ Moment = tuple[float, Mapping[int, RankReading]]
 
 def polls(plan: Plan, is_whole: bool = True) -> Iterator[Moment]:
     """Yield all ranks' readings once a second; if not whole, once in QUIET_POLL where no loss is near the limit."""
-    totals, busy = _Totals(plan.ranks), _Busy(plan)
+    totals, critical = _Totals(plan.ranks), _CriticalTimes(plan)
     when, throttled = 0.0, _Throttled(plan)
     for part, following in pairwise([*timeline(plan), None]):
         if not is_whole:
-            busy.scan(part, following)
+            critical.scan(part, following)
         if isinstance(part, Start):
             totals = _Totals(plan.ranks)
             while when < part.trains:
@@ -48,14 +48,14 @@ def polls(plan: Plan, is_whole: bool = True) -> Iterator[Moment]:
                 when += POLL
             totals.seconds[P["startup"]] = part.trains - part.began
             continue
-        shown = _Shown(plan, totals, part)
+        shown = _BlockPolls(plan, totals, part)
         while when < min(part.until, plan.seconds):
             yield when, shown.at(when, throttled)
-            when += POLL if is_whole or busy.is_near(when) else QUIET_POLL
+            when += POLL if is_whole or critical.is_near(when) else QUIET_POLL
         shown.finish()
 
 
-class _Busy:
+class _CriticalTimes:
     """The times at which a loss near the limit of an alert, or a hang, is near."""
 
     def __init__(self, plan: Plan) -> None:
@@ -158,7 +158,7 @@ def _starting(plan: Plan, start: Start, when: float, throttled: _Throttled) -> M
     }  # fmt: skip
 
 
-class _Shown:
+class _BlockPolls:
     """The polls within a block."""
 
     def __init__(self, plan: Plan, totals: _Totals, block: Block) -> None:

@@ -39,7 +39,7 @@ ALLOWED = {name: _LIMITS[f"{name}_allowance"]["value"] for name in ("network", "
 def stretches(plan: Plan, record: Record) -> Iterator[Stretch]:
     """Yield the stretches of a day in which an alert is possible, in their order, separated by others."""
     begin, end = -1, -1
-    for scrape in np.flatnonzero(_is_interesting(plan, record)):
+    for scrape in np.flatnonzero(_may_alert(plan, record)):
         first, last = int(scrape) - BEFORE, int(scrape) + AFTER
         if end >= 0 and first <= end:
             end = last
@@ -51,14 +51,14 @@ def stretches(plan: Plan, record: Record) -> Iterator[Stretch]:
         yield Stretch(plan, record, begin, end)
 
 
-def _is_interesting(plan: Plan, record: Record) -> Array:
+def _may_alert(plan: Plan, record: Record) -> Array:
     found = np.zeros(len(record.times), bool)
     shortest = plan.step * min(1.0, *(factor for _, factor in plan.lengths_over_time), 1.0)
     for values in _losses(plan, record):
         for limit, span, dips in TIERS:
             if span * SCRAPE / shortest >= MARGIN * STEPS:
                 found |= _reaches(values, MARGIN * limit, span, dips)
-    found |= _stands_still(record) | _writes_for_long(plan, record)
+    found |= _stands_still(record) | _has_long_checkpoints(plan, record)
     longest = dict.fromkeys(("checkpoint", "evaluation"), LONG)
     for one in plan.happenings:
         is_long = one.seconds > longest.get(one.kind, DAY)
@@ -81,7 +81,7 @@ def _stands_still(record: Record) -> Array:
     return (stands > STANDSTILL) & (stands > PACE * longest)
 
 
-def _writes_for_long(plan: Plan, record: Record) -> Array:
+def _has_long_checkpoints(plan: Plan, record: Record) -> Array:
     """Return the hours in which several checkpoints take a large part of the time."""
     share = _shares(plan, record)[:, P["checkpoint"]].max(axis=1)
     found = np.zeros(len(share), bool)
@@ -102,10 +102,10 @@ def _losses(plan: Plan, record: Record) -> Iterator[Array]:
     floor, skew = (_growth(values) for values in (record.floor, record.skew))
     with np.errstate(invalid="ignore"):
         transfer = waits.mean(axis=1) * np.nan_to_num(floor / (floor + skew)).min(axis=1)
-    yield _beyond(transfer, ALLOWED["network"])
-    yield _beyond(waits.mean(axis=1) - transfer - alone.max(axis=1), ALLOWED["straggler"])
+    yield _above_allowance(transfer, ALLOWED["network"])
+    yield _above_allowance(waits.mean(axis=1) - transfer - alone.max(axis=1), ALLOWED["straggler"])
     for name in ("data_wait", "h2d_copy"):
-        yield _beyond(shares[:, P[name]].mean(axis=1), ALLOWED["loss"])
+        yield _above_allowance(shares[:, P[name]].mean(axis=1), ALLOWED["loss"])
     yield 1 - record.clock - ALLOWED["loss"]
 
 
@@ -127,7 +127,7 @@ def _growth(counter: Array) -> Array:
     return np.maximum(grown, 0)
 
 
-def _beyond(values: Array, allowed: float) -> Array:
+def _above_allowance(values: Array, allowed: float) -> Array:
     """Return the values above their allowance or the run's baseline, the lower quartile of the hour before.
 
     The baseline is reduced by a tenth, to leave out less.

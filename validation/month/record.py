@@ -106,7 +106,7 @@ def simulate(plan: Plan) -> Record:
             totals.seconds[P["startup"]] = part.trains - part.began
             _start(record, part)
         else:
-            _show(plan, record, totals, part)
+            _fill_block(plan, record, totals, part)
     for begins, ends, held in plan.caps:
         record.clock[(record.times >= begins) & (record.times < ends)] = 1 - held
     if plan.fault == "throttled GPUs":
@@ -123,7 +123,7 @@ def _start(record: Record, start: Start) -> None:
     record.seconds[starting, P["startup"]] = (record.times[starting] - start.began)[:, None]
 
 
-def _show(plan: Plan, record: Record, totals: _Totals, block: Block) -> None:
+def _fill_block(plan: Plan, record: Record, totals: _Totals, block: Block) -> None:
     """Fill the scrapes within a block, and add the block to the totals."""
     scrapes = np.flatnonzero((record.times >= block.begins[0]) & (record.times < block.until))
     steps = np.searchsorted(block.begins, record.times[scrapes], side="right") - 1
@@ -176,7 +176,7 @@ def _measure(plan: Plan, record: Record, totals: _Totals, scrapes: Array, steps:
         getattr(record, name)[scrapes] = getattr(totals, name) + _before(counted)[steps]
         setattr(totals, name, getattr(totals, name) + counted.sum(axis=0))
     level = max(0, int(np.ceil(np.log2(REFERENCE_EVERY / length))))
-    _refer(record, totals, scrapes, steps, block, is_measured & _sampled(block.numbers, level))
+    _fill_last(record, totals, scrapes, steps, block, is_measured & _sampled(block.numbers, level))
 
 
 def _sampled(numbers: Array, level: int) -> Array:
@@ -211,7 +211,7 @@ def align(durations: Array) -> tuple[Array, Array, Array]:
     )
 
 
-def _refer(record: Record, totals: _Totals, scrapes: Array, steps: Array, block: Block, is_chosen: Array) -> None:
+def _fill_last(record: Record, totals: _Totals, scrapes: Array, steps: Array, block: Block, is_chosen: Array) -> None:
     """Fill the last chosen step that is over, at each scrape."""
     chosen = np.flatnonzero(is_chosen)
     found = np.searchsorted(chosen, steps, side="left") - 1

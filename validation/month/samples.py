@@ -56,12 +56,12 @@ class Stretch:
             node = rank // RANKS_PER_NODE
             common = f'job="rankscope",instance="{self.name}-{node}",run="{self.name}",rank="{rank}"'
             for name, values in self._rank(rank, float(self.plan.skewed[node])):
-                yield input_series(_named(name, common), np.where(answers[node], values, ABSENT))
+                yield input_series(_with_labels(name, common), np.where(answers[node], values, ABSENT))
             common = (
                 f'job="rankscope",instance="{self.name}-{node}",gpu="{rank % RANKS_PER_NODE}",uuid="{self._uuid(rank)}"'
             )
             for name, values in self._gpu(rank, float(self.plan.skewed[node]), node):
-                yield input_series(_named(name, common), np.where(answers[node], values, ABSENT))
+                yield input_series(_with_labels(name, common), np.where(answers[node], values, ABSENT))
 
     def _uuid(self, rank: int) -> str:
         return f"GPU-{self.name}-{rank}"
@@ -202,7 +202,7 @@ class Stretch:
         return values
 
 
-def _named(name: str, common: str) -> str:
+def _with_labels(name: str, common: str) -> str:
     metric, _, labels = name.rstrip("}").partition("{")
     return f"{metric}{{{common}{',' if labels else ''}{labels}}}"
 

@@ -163,7 +163,7 @@ def _inject(plan: Plan, durations: Array, transfer: Array, begins: Array) -> Non
         pattern = np.zeros_like(durations)
         _spread(plan, pattern, durations)
         pattern *= is_faulty[:, None, None]
-        durations += _as_long_as(plan.dose, durations[is_faulty], transfer[is_faulty], pattern[is_faulty]) * pattern
+        durations += _scale_for_dose(plan.dose, durations[is_faulty], transfer[is_faulty], pattern[is_faulty]) * pattern
 
 
 def _spread(plan: Plan, pattern: Array, durations: Array) -> None:
@@ -185,7 +185,7 @@ def _spread(plan: Plan, pattern: Array, durations: Array) -> None:
             pattern[:, P[phase]] = durations[:, P[phase]]
 
 
-def _as_long_as(dose: float, durations: Array, transfer: Array, pattern: Array) -> float:
+def _scale_for_dose(dose: float, durations: Array, transfer: Array, pattern: Array) -> float:
     """Return the factor of the pattern that makes steps `dose` times as long; a late rank hides a part of it."""
     own, extra = durations.sum(axis=1), pattern.sum(axis=1)
     wanted = dose * (own.max(axis=1) + transfer).mean()

@@ -12,7 +12,7 @@ from deploy.packages import build
 from testing.report import Check
 
 RPMLINT = build.HERE / "rpmlint.toml"
-OF_ONE_FORMAT = re.compile(r"/usr/share/(zsh/|lintian/|doc/rankscope/changelog)")
+FORMAT_SPECIFIC = re.compile(r"/usr/share/(zsh/|lintian/|doc/rankscope/changelog)")
 
 
 def output(*command: str | Path) -> str:
@@ -48,7 +48,7 @@ def check(built: Sequence[Path], scratch: Path) -> list[Check]:
         name
         for deb, rpm in zip(debs, rpms, strict=True)
         for name in sorted(files_of_deb(deb) ^ files_of_rpm(rpm))
-        if not OF_ONE_FORMAT.match(name)
+        if not FORMAT_SPECIFIC.match(name)
     ]
     sizes = [f"{path.name} {path.stat().st_size / 1e6:.1f} MB" for path in built]
     return [

@@ -172,7 +172,7 @@ def churn(target: Target, seen: Seen) -> Iterator[None]:
     held: deque[socket.socket] = deque()
     try:
         for number in count():
-            if connection := _opened(target, CHURNED[number % len(CHURNED)]):
+            if connection := _open_connection(target, CHURNED[number % len(CHURNED)]):
                 held.append(connection)
                 seen["opened"] += 1
             while len(held) > CHURN:
@@ -187,7 +187,7 @@ def churn(target: Target, seen: Seen) -> Iterator[None]:
 def dropped(target: Target, seen: Seen) -> Iterator[None]:
     """Open connections and reset them, most before they are accepted, with a request of 60 kB or none."""
     for number in count():
-        if connection := _opened(target, CHURNED[number % 2 * 3]):
+        if connection := _open_connection(target, CHURNED[number % 2 * 3]):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
             seen["dropped"] += 1
@@ -202,7 +202,7 @@ def handshakes(target: Target, seen: Seen) -> Iterator[None]:
     try:
         while True:
             for number in range(NEW):
-                if connection := _opened(target, hello[: None if number % 2 else 9]):
+                if connection := _open_connection(target, hello[: None if number % 2 else 9]):
                     held.append(connection)
                     seen["begun"] += 1
             for connection in [*held][-NEW::2]:
@@ -229,7 +229,7 @@ def client_hello() -> bytes:
     return sent.read()
 
 
-def _opened(target: Target, first: bytes) -> socket.socket | None:
+def _open_connection(target: Target, first: bytes) -> socket.socket | None:
     """Return a connection that never blocks; it sends these bytes if the kernel takes them at once."""
     connection = socket.socket()
     connection.setblocking(False)

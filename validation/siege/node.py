@@ -58,7 +58,7 @@ class VictimJob(TrainingJob):
 
     def command(self) -> list[str]:
         """Return torchrun's command line, with a Python that the user can start."""
-        return in_a_session(as_user(VICTIM, for_user(VICTIM), *super().command()[1:]))
+        return in_own_session(as_user(VICTIM, for_user(VICTIM), *super().command()[1:]))
 
     def environment(self) -> dict[str, str]:
         """Return the job's environment variables in addition to those of this process."""
@@ -149,19 +149,19 @@ class Node:
 
     def _exporter(self) -> servers.Server:
         busy = {n: [{"at": 0, "busy": 0.9, "processes": [{"pid": self.job.pid(n)}]}] for n in range(RANKS)}
-        scenario = self._written("scenario.yml", {"gpus": GPUS, "timeline": busy})
+        scenario = self._write_config("scenario.yml", {"gpus": GPUS, "timeline": busy})
         users = {"prometheus": self._password, INSIDER[0]: INSIDER[1]}
         hashes = {user: bcrypt.hashpw(word.encode(), bcrypt.gensalt(10)).decode() for user, word in users.items()}
         sections: dict[str, Any] = {"basic_auth_users": hashes}
         if self.target.tls:
             sections["tls_server_config"] = self._certificate()
-        web = self._written("web.yml", sections)
+        web = self._write_config("web.yml", sections)
         command = [self._python, "-m", "rankscope_exporter", f"--web.listen-address={HOST}:{self.target.port}"]
         command += [f"--run-dir={self.target.closed_dir}", f"--run-dir={self.target.run_dir}"]
         command += [f"--simulate={scenario}", f"--web.config.file={web}"]
         log = self.directory / "exporter.log"
         server = AuthenticatedServer(
-            "exporter", in_a_session(as_user(EXPORTER, *command)), f"{self._scheme}://{HOST}:{self.target.port}", log
+            "exporter", in_own_session(as_user(EXPORTER, *command)), f"{self._scheme}://{HOST}:{self.target.port}", log
         )
         server.header = basic("prometheus", self._password).decode().partition(": ")[2]
         return server
@@ -177,7 +177,7 @@ class Node:
     def _scraper(self) -> Iterator[None]:
         command = [sys.executable, "-m", "validation.siege.scraper", self._scheme, HOST, str(self.target.port), SCRAPER]
         with self.scrapes.open("w") as file:
-            process = subprocess.Popen(in_a_session([*command, "prometheus", self._password]), stdout=file, cwd=ROOT)
+            process = subprocess.Popen(in_own_session([*command, "prometheus", self._password]), stdout=file, cwd=ROOT)
         try:
             yield
         finally:
@@ -191,7 +191,7 @@ class Node:
             os.chown(path, EXPORTER, EXPORTER)
         return dict(zip(("cert_file", "key_file"), map(str, paths), strict=True))
 
-    def _written(self, name: str, document: object) -> Path:
+    def _write_config(self, name: str, document: object) -> Path:
         """Write a file that only the exporter may read."""
         path = self.directory / name
         path.write_text(yaml.safe_dump(document))
@@ -200,7 +200,7 @@ class Node:
         return path
 
 
-def in_a_session(command: Sequence[str]) -> list[str]:
+def in_own_session(command: Sequence[str]) -> list[str]:
     """Return the command in its own session: the kernel divides CPUs among sessions, as among users and services."""
     return ["setsid", *command]
 

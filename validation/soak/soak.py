@@ -35,7 +35,7 @@ class Soak:
     def __init__(self, directory: Path, memory: Path, ledger: Ledger) -> None:
         self._ledger = ledger
         self._memory = memory
-        self._nodes = {run: Node(_made(directory / run), _made(memory / run), run) for run in plan.RUNS}
+        self._nodes = {run: Node(_mkdir(directory / run), _mkdir(memory / run), run) for run in plan.RUNS}
         targets = [node.proxy.address for node in self._nodes.values()]
         exporters = [node.exporter for node in self._nodes.values()]
         self._stack = Stack(directory, exporters, self._record, speed=shipped, targets=targets)
@@ -66,15 +66,15 @@ class Soak:
         instances = {run: node.proxy.address for run, node in self._nodes.items()}
         self._ledger.observe("begin", instances=instances, load=os.getloadavg()[0])
         for run in plan.RUNS:
-            self._begin(self._go_through, [slot for slot in faults if slot.run == run], self._inject)
-        self._begin(self._go_through, chaos, self._disturb)
-        self._begin(self._look)
+            self._start_thread(self._go_through, [slot for slot in faults if slot.run == run], self._inject)
+        self._start_thread(self._go_through, chaos, self._disturb)
+        self._start_thread(self._look)
         self._sleep_until(seconds)
         self._finish()
         self._ledger.observe("end", load=os.getloadavg()[0])
         self._ledger.observe("history", **history(self._stack.prometheus, time.time() - self._began))
 
-    def _begin(self, do: Callable[..., None], *arguments: Any) -> None:
+    def _start_thread(self, do: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=do, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -198,6 +198,6 @@ def cpu_pressure() -> float | None:
     return float(path.read_text().split("avg60=")[1].split()[0]) / 100
 
 
-def _made(directory: Path) -> Path:
+def _mkdir(directory: Path) -> Path:
     directory.mkdir()
     return directory

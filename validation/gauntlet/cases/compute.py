@@ -11,11 +11,11 @@ from validation.gauntlet.case import (
     Target,
     alert,
     all_ranks,
+    drawn_rank,
     first_rank,
     lagging,
     one_rank,
     rank_zero,
-    the_rank,
 )
 
 HOGS = 3
@@ -64,7 +64,7 @@ FAULTS = {
         "thermal throttling",
         throttle_one,
         lagging("throttled"),
-        the_rank,
+        drawn_rank,
         simulated="clock, reason and temperature",
     ),
     # All ranks compute slowly; the clocks of all their GPUs are reduced, with a reason.
@@ -79,14 +79,14 @@ FAULTS = {
         "CPU contention",
         contend_for_cpu,
         lagging("cpu_contention"),
-        the_rank,
+        drawn_rank,
     ),
     # Another process computes on a rank's GPU, and the rank is slower.
     "f12_intruder": Case(
         "a foreign process on the GPU",
         compute_on_the_gpu_of_a_rank,
         lagging("foreign_process"),
-        the_rank,
+        drawn_rank,
         simulated="the foreign process' work and memory; its process is real",
     ),
     # In each step, another rank has more work.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testing.stack import wait_for
 from validation.gauntlet.arena import Arena
-from validation.gauntlet.case import Case, Target, alert, all_ranks, one_rank, the_rank
+from validation.gauntlet.case import Case, Target, alert, all_ranks, drawn_rank, one_rank
 
 FIRST_CHECKPOINT_WITHIN = 30.0  # seconds
 
@@ -34,7 +34,7 @@ FAULTS = {
         "a hang outside a collective",
         one_rank(lambda _: {"hangs": True}),
         alert("RankscopeRankStuck"),
-        the_rank,
+        drawn_rank,
         has_doses=False,
     ),
     # All ranks are in the same collective, which does not end.
@@ -49,7 +49,7 @@ FAULTS = {
         "a killed rank",
         lambda arena, target: arena.kill(target.rank),
         alert("RankscopeRankCrashed"),
-        the_rank,
+        drawn_rank,
         has_doses=False,
     ),
     # A job has its ranks, but makes no step.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from validation.gauntlet.arena import Arena
-from validation.gauntlet.case import Case, Target, alert, all_ranks, lagging, rank_zero, the_rank
+from validation.gauntlet.case import Case, Target, alert, all_ranks, drawn_rank, lagging, rank_zero
 
 
 def slow_link(arena: Arena, target: Target) -> None:
@@ -22,7 +22,7 @@ FAULTS = {
         "one slow link",
         slow_link,
         alert("RankscopeTransferBound", "link"),
-        the_rank,
+        drawn_rank,
         simulated="the links; the delay is slept in the collective",
     ),
     # The transfer takes longer for all ranks; no rank comes late.

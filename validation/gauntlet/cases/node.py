@@ -12,10 +12,10 @@ from validation.gauntlet.case import (
     Inject,
     Target,
     alert,
-    its_gpu,
-    the_rank,
-    the_rank_and_its_gpu,
-    the_spare_gpu,
+    drawn_gpu,
+    drawn_rank,
+    drawn_rank_and_gpu,
+    drawn_spare_gpu,
 )
 
 NodeCase = partial(Case, has_doses=False, devices=GPUS_ALONE)
@@ -56,7 +56,7 @@ FAULTS = {
         "memory held, GPU idle",
         lambda arena, target: arena.hold_memory(target.spare_gpu, "20 GiB"),
         alert("RankscopeGpuMemoryHeldIdle"),
-        the_spare_gpu,
+        drawn_spare_gpu,
         simulated="the memory; its process is real",
     ),
     # A rank makes its steps, but its GPU is empty.
@@ -64,7 +64,7 @@ FAULTS = {
         "CPU fallback",
         lambda arena, target: arena.change_gpu(target.rank, ranks_busy=0, ranks_memory=0),
         alert("RankscopeCpuFallback", "cpu_fallback"),
-        the_rank,
+        drawn_rank,
         simulated="the empty GPU",
     ),
     # The job has ended, but a leftover process still holds memory of its GPU.
@@ -72,7 +72,7 @@ FAULTS = {
         "finished but held",
         finish_but_hold_memory,
         alert("RankscopeGpuMemoryHeldIdle"),
-        its_gpu,
+        drawn_gpu,
         simulated="the memory; its process is real",
     ),
     # A rank has its model on its GPU and makes its steps, but runs no kernel there.
@@ -80,7 +80,7 @@ FAULTS = {
         "allocated, idle",
         lambda arena, target: arena.change_gpu(target.rank, ranks_busy=0),
         alert("RankscopeGpuAllocatedIdle"),
-        the_rank_and_its_gpu,
+        drawn_rank_and_gpu,
         simulated="the idle GPU",
     ),
     # A scheduler has allocated a GPU to a user who runs nothing on it.
@@ -88,7 +88,7 @@ FAULTS = {
         "allocated, never used",
         lambda arena, target: arena.claim(target.spare_gpu),
         alert("RankscopeGpuUnused"),
-        the_spare_gpu,
+        drawn_spare_gpu,
         simulated="the scheduler's file",
     ),
     # A GPU reports a hardware error.
@@ -96,7 +96,7 @@ FAULTS = {
         "XID",
         lambda arena, target: arena.change_gpu(target.rank, xid=48),
         alert("RankscopeGpuXid"),
-        its_gpu,
+        drawn_gpu,
         simulated="the event",
     ),
     # A GPU that no rank uses no longer answers.
@@ -104,7 +104,7 @@ FAULTS = {
         "a lost GPU",
         lambda arena, target: arena.change_gpu(target.spare_gpu, lost=True),
         alert("RankscopeGpuLost"),
-        the_spare_gpu,
+        drawn_spare_gpu,
         simulated="all of it",
     ),
     # The exporter of the node is down; the ranks go on training.
