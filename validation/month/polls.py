@@ -181,7 +181,7 @@ class _BlockPolls:
             "phases": durations * compared[:, None, None],
             "measured": durations * measured[:, None, None].astype(float),
             "collected": block.collected,
-            "histogram": np.eye(len(BUCKETS) + 1)[np.searchsorted(BUCKETS, length)],
+            "histogram": np.identity(len(BUCKETS) + 1)[np.searchsorted(BUCKETS, length)],
         }
         self._before = {name: _before(values) + getattr(totals, name) for name, values in self._sums.items()}
         self._seconds = _before(durations) + totals.seconds
