@@ -1,10 +1,10 @@
-"""Measure what it costs to align a node's ranks and to look at their processes.
+"""Measure the cost of aligning a node's ranks and of reading their processes.
 
     python -m benchmarks.alignment_cost --ranks 8 --threads 100 --device
 
-The ranks are processes that hold their records' locks and have as many threads as a training process. A clock of their
-own writes their steps, 20 between two polls. With `--device` one in 16 was measured on a device, else they wait on the
-host. The figures are CPU time of the exporter's functions, medians, so that other load matters little.
+The ranks are processes that hold their records' locks and have as many threads as a training process. Their own clock
+writes 20 steps between two polls. With `--device` one step in 16 is measured on a device, otherwise the ranks wait on
+the host. The figures are median CPU times of the exporter's functions, which other load hardly changes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 
 STEPS = 20
 POLLS = 100
-LEVEL = 4  # of the steps that are measured on a device: one in 16
+LEVEL = 4  # of the steps measured on a device: one in 16
 STEP = {layout.DATA_WAIT: 0.001, layout.FORWARD: 0.012, layout.BACKWARD: 0.03, layout.COLLECTIVE_WAIT: 0.007}
 
 
 def live(directory: Path, rank: int, options: argparse.Namespace, orders: Connection) -> None:
-    """A rank that takes STEPS steps at each order."""
+    """Run a rank that makes STEPS steps at each order."""
     now = 1000.0
     writer = RankWriter()
     timeline = Timeline(writer, lambda: now)
@@ -60,7 +60,7 @@ def live(directory: Path, rank: int, options: argparse.Namespace, orders: Connec
 
 
 def measure_on_device(writer: RankWriter, number: int, end: float) -> None:
-    """The device has done step `number`."""
+    """Write step `number` as measured on the device."""
     nth = writer.slots[layout.INDEX["device_steps"]] + 1
     phases = [STEP.get(phase, 0.0) for phase in range(len(layout.PHASES))]
     writer.device_ring[int(nth) % layout.DEVICE_RING_STEPS][:] = array("d", [nth, number, end, number, *phases])
@@ -75,7 +75,7 @@ def cost(action: Callable[[], object]) -> float:
 
 
 def measure(options: argparse.Namespace) -> tuple[dict[str, float], float]:
-    """Return the median CPU milliseconds of each action, and how many steps were aligned."""
+    """Return the median CPU milliseconds of each action, and the number of aligned steps."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         pipes = [context.Pipe() for _ in range(options.ranks)]
@@ -104,11 +104,10 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, float], float]:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--threads", type=int, default=100)
-    parser.add_argument("--device", action="store_true", help="the steps were measured on a device")
+    parser.add_argument("--device", action="store_true", help="measure steps on a device")
     options = parser.parse_args()
     figures, aligned = measure(options)
     body = [report.table([*figures], [[*figures.values()]]), f"In milliseconds; {aligned:.0f} steps were aligned."]

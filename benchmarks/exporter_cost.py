@@ -1,12 +1,12 @@
-"""Measure what each exporter costs, on one machine with eight simulated GPUs that all work and eight ranks that train.
+"""Measure the cost of each exporter on one machine with eight busy simulated GPUs and eight training ranks.
 
     python -m benchmarks.exporter_cost --scrapes 100000 --save
 
-It measures the share of a core for sampling once a second; the latency and CPU time of scrapes as Prometheus makes
-them; resident memory. Of Rankscope's exporter it also measures how memory grows over many scrapes and whether 64
-scrapers at once disturb sampling. A GPU that is always busy shows that: its counter grows by the time between two
-readings, and in all by the time that passed. What the diagnosis costs is the difference to Rankscope's exporter without
-its findings.
+It measures the CPU use of sampling once a second, as a ratio of a core; latency and CPU time of scrapes like those of
+Prometheus; and resident memory. For Rankscope's exporter it also measures the growth of memory over many scrapes, and
+whether 64 scrapers at once disturb sampling. A GPU that is always busy shows this: its counter grows by the time
+between two readings, and in total by the elapsed time. The cost of the diagnosis is the difference to Rankscope's
+exporter without findings.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ PAUSE = 0.005  # seconds between them
 
 
 def all_busy(pids: Sequence[int]) -> Scenario:
-    """Each GPU computes without a pause for the rank with its number."""
+    """Return a scenario in which each GPU computes all the time for the rank with its number."""
     states = [State(busy=1.0, processes=(SimulatedProcess(pid, 2**34),)) for pid in pids]
     return Scenario(tuple(Timeline([(0.0, state)]) for state in states), follow_ranks=False)
 
 
 def idle_cost(exporters: Sequence[Exporter], seconds: float) -> list[float]:
-    """The share of a core that each takes while nobody scrapes."""
+    """Return the ratio of a core that each exporter uses without scrapes."""
     before = [cpu_seconds(exporter.pid) for exporter in exporters]
     began = time.monotonic()
     time.sleep(seconds)
@@ -49,7 +49,7 @@ def idle_cost(exporters: Sequence[Exporter], seconds: float) -> list[float]:
 
 
 def scrape_cost(exporter: Exporter) -> dict[str, Any]:
-    """What single scrapes take, a little apart: nothing is still in the processor's caches, as in use."""
+    """Return the figures of single scrapes, with pauses: the CPU's caches are cold, as in production."""
     timed(exporter, WARM_UP, 0)
     series = sum(not line.startswith(b"#") for line in exporter.scrape().splitlines())
     before = cpu_seconds(exporter.pid)
@@ -65,7 +65,7 @@ def scrape_cost(exporter: Exporter) -> dict[str, Any]:
 
 
 def memory(exporter: Exporter, scrapes: int) -> list[dict[str, float]]:
-    """Resident memory after each tenth of so many scrapes."""
+    """Return the resident memory after each tenth of the scrapes."""
     points = []
     for tenth in range(1, 11):
         timed(exporter, scrapes // 10, 0)
@@ -74,12 +74,10 @@ def memory(exporter: Exporter, scrapes: int) -> list[dict[str, float]]:
 
 
 def mebibytes(exporter: Exporter) -> float:
-    """Resident memory."""
     return round(resident_bytes(exporter.pid) / MEBIBYTE, 1)
 
 
 def timed(exporter: Exporter, scrapes: int, pause: float) -> list[float]:
-    """Seconds that each of so many scrapes took."""
     durations = []
     for _ in range(scrapes):
         began = time.perf_counter()
@@ -89,8 +87,8 @@ def timed(exporter: Exporter, scrapes: int, pause: float) -> list[float]:
     return durations
 
 
-def crowd(exporter: Exporter, scrapers: int, seconds: float) -> dict[str, Any]:
-    """So many scrapers at once, without a pause; and what the sampling did meanwhile, by the first GPU's counter."""
+def scrape_in_parallel(exporter: Exporter, scrapers: int, seconds: float) -> dict[str, Any]:
+    """Scrape with all scrapers at once, without a pause. Return the figures, with those of sampling meanwhile."""
     stop = threading.Event()
     counts = [0] * scrapers
 
@@ -105,15 +103,15 @@ def crowd(exporter: Exporter, scrapers: int, seconds: float) -> dict[str, Any]:
     threads = [threading.Thread(target=scrape_on, args=(index,)) for index in range(scrapers)]
     for thread in threads:
         thread.start()
-    sampling = watch(exporter, seconds)
+    sampling = watch_sampling(exporter, seconds)
     stop.set()
     for thread in threads:
         thread.join()
     return {"scrapers": scrapers, "scrapes_per_second": round(sum(counts) / seconds), **sampling}
 
 
-def watch(exporter: Exporter, seconds: float) -> dict[str, float]:
-    """Between a first and a last reading: the longest time without one, and how much busy time was lost."""
+def watch_sampling(exporter: Exporter, seconds: float) -> dict[str, float]:
+    """Return the longest time without a reading, and the ratio of busy time that was counted, by the first GPU."""
     seen: list[tuple[float, float]] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -121,7 +119,7 @@ def watch(exporter: Exporter, seconds: float) -> dict[str, float]:
         if not seen or value != seen[-1][1]:
             seen.append((time.monotonic(), value))
         time.sleep(0.05)
-    del seen[0]  # nobody knows how old that reading was
+    del seen[0]  # the age of this reading is unknown
     values = [value for _, value in seen]
     passed, counted = seen[-1][0] - seen[0][0], values[-1] - values[0]
     longest = max(later - earlier for earlier, later in itertools.pairwise(values))
@@ -132,14 +130,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures, an entry for each exporter."""
     without = ours("without findings", "--no-collector.findings")
     with running(all_busy, ranks=GPUS, more=[without]) as (_, exporters):
-        time.sleep(3)  # start-up is over
+        time.sleep(3)  # for start-up
         shares = idle_cost(exporters, options.seconds)
         figures = {}
         for exporter, share in zip(exporters, shares, strict=True):
             figures[exporter.name] = {"cpu_percent": round(100 * share, 2), **scrape_cost(exporter)}
-        watched = exporters[0]
-        sampling = {"alone": watch(watched, options.crowd_seconds), "crowd": crowd(watched, 64, options.crowd_seconds)}
-        growth = memory(watched, options.scrapes)
+        first = exporters[0]
+        sampling = {
+            "alone": watch_sampling(first, options.crowd_seconds),
+            "with 64 scrapers": scrape_in_parallel(first, 64, options.crowd_seconds),
+        }
+        growth = memory(first, options.scrapes)
     return {"exporters": figures, "sampling": sampling, "memory": growth}
 
 
@@ -165,18 +166,18 @@ def remarks(figures: dict[str, Any]) -> str:
         f"{sampling['counted_share']:.1%} of the busy time counted."
         for name, sampling in figures["sampling"].items()
     ]
-    lines.append(f"- The crowd: 64 scrapers, {figures['sampling']['crowd']['scrapes_per_second']} scrapes a second.")
+    rate = figures["sampling"]["with 64 scrapers"]["scrapes_per_second"]
+    lines.append(f"- 64 scrapers at once: {rate} scrapes a second.")
     first, last = figures["memory"][0], figures["memory"][-1]
     growth = f"{first['resident_mib']} MiB after {first['scrapes']}, {last['resident_mib']} MiB after {last['scrapes']}"
     return "\n".join([*lines, f"- Resident memory over further scrapes without a pause: {growth}."])
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=60, help="during which idle CPU time is measured")
-    parser.add_argument("--scrapes", type=int, default=5000, help="over which the exporter's memory is watched")
-    parser.add_argument("--crowd-seconds", type=float, default=15, help="for which 64 scrapers run")
+    parser.add_argument("--seconds", type=float, default=60, help="for the measurement of CPU time without scrapes")
+    parser.add_argument("--scrapes", type=int, default=5000, help="for the measurement of the exporter's memory")
+    parser.add_argument("--crowd-seconds", type=float, default=15, help="for the measurement with 64 scrapers")
     options = parser.parse_args()
     figures = measure(options)
     body = [table(figures["exporters"]), remarks(figures)]

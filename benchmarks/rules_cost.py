@@ -1,15 +1,15 @@
-"""Measure what one evaluation of the rules costs over one run of 1,024 ranks, in a real Prometheus on one core.
+"""Measure the cost of one evaluation of the rules over one run of 1,024 ranks, in a real Prometheus on one core.
 
     python -m benchmarks.rules_cost --save
 
-It measures the first Prometheus on the PATH. To measure another one than Debian 12's (2.42), such as that of
+It measures the first Prometheus on the PATH, e.g. Debian 12's (2.42). To measure another one, such as that of
 docker-compose.yml, put its directory first: `PATH=…/prometheus-3.5:$PATH`.
 
-simulated_ranks.py plays the exporters, one for each eight ranks, with the series that a rank and its GPU have under
+simulated_ranks.py stands in for the exporters, one for each eight ranks, with the series of a rank and its GPU under
 NCCL. One rank lags, so that the rules about causes have work. Prometheus runs on one core (GOMAXPROCS=1) with the rules
 for a scrape interval, and scrapes meanwhile. When the windows are full, it reports how long the last evaluation of each
-rule took. That is wall time: on a machine with other load the shortest says more than the median. *CPU* is what
-Prometheus took in all, scrapes and storage included.
+rule took. That is wall time: on a machine with other load, the shortest is better than the median. *CPU* is all of
+Prometheus' CPU time, including scrapes and storage.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from testing.simulated_ranks import RANKS_PER_NODE, serve
 
 SPEEDS = {speed.name: speed for speed in render.SPEEDS if not speed.is_fast}
 SHOWN = 12  # rules
-WARM_UP = 330.0  # seconds: the windows, but for the longest tier's, and what Prometheus needs to begin
+WARM_UP = 330.0  # seconds: the windows, except the longest tier's, and Prometheus' start
 
 
 def configuration(address: str, nodes: int, speed: render.Speed) -> str:
-    """The shipped configuration with these exporters, at this speed."""
+    """Return the shipped configuration with these exporters, at this speed."""
     config = yaml.safe_load((HERE / "prometheus.yml").read_text())
     interval = f"{speed.interval}s"
     config["global"] |= {"scrape_interval": interval, "evaluation_interval": interval, "scrape_timeout": interval}
@@ -54,7 +54,7 @@ def configuration(address: str, nodes: int, speed: render.Speed) -> str:
 
 
 def measure(prometheus: servers.Prometheus, readings: int, speed: render.Speed) -> list[dict[str, float]]:
-    """Seconds of each rule's last evaluation, read once an interval."""
+    """Return the seconds of each rule's last evaluation, read once an interval."""
     found = []
     for _ in range(readings):
         time.sleep(speed.interval)
@@ -66,8 +66,8 @@ def measure(prometheus: servers.Prometheus, readings: int, speed: render.Speed) 
     return found
 
 
-def own(prometheus: servers.Prometheus) -> dict[str, float]:
-    """What it says of itself, by name and labels."""
+def self_metrics(prometheus: servers.Prometheus) -> dict[str, float]:
+    """Return Prometheus' metrics about itself, by name and labels."""
     return {
         name: float(value)
         for name, value in re.findall(r"^(\w+(?:{[^}]*})?) (\S+)$", _get(f"{prometheus.url}/metrics"), re.M)
@@ -80,24 +80,23 @@ def _get(url: str) -> str:
 
 
 def recorded(prometheus: servers.Prometheus) -> int:
-    """Series that rules have recorded. A record's name has colons, which no exporter's may have."""
+    """Return the number of recorded series. A record's name has colons, an exporter's metric has none."""
     return int(prometheus.query('count({__name__=~".+:.+:.+"})')[0]["value"][1])
 
 
 def version() -> str:
-    """Of the Prometheus that is measured."""
+    """Return the version of the measured Prometheus."""
     done = subprocess.run([servers.program("prometheus"), "--version"], capture_output=True, text=True, check=True)
     return re.findall(r"version (\S+)", done.stdout + done.stderr)[0]
 
 
 def figures(seconds: list[float]) -> dict[str, float]:
-    """Median and least."""
+    """Return the median and the least."""
     return {"median": round(statistics.median(seconds), 4), "least": round(min(seconds), 4)}
 
 
 def run(ranks: int, speed: render.Speed, readings: int) -> dict[str, Any]:
-    """Measure at one speed: evaluations in seconds, of all rules together and of the dearest; series; samples and
-    processor time a second."""
+    """Measure at one speed. Return evaluation seconds of all rules and the costliest, and rates of samples and CPU."""
     exporters = serve(ranks)
     address = f"127.0.0.1:{exporters.server_address[1]}"
     with tempfile.TemporaryDirectory() as name:
@@ -105,23 +104,23 @@ def run(ranks: int, speed: render.Speed, readings: int) -> dict[str, Any]:
         prometheus.start()
         try:
             time.sleep(WARM_UP)
-            began, before = time.monotonic(), own(prometheus)
+            began, before = time.monotonic(), self_metrics(prometheus)
             durations = measure(prometheus, readings, speed)
-            took, after = time.monotonic() - began, own(prometheus)
+            took, after = time.monotonic() - began, self_metrics(prometheus)
             records = recorded(prometheus)
         finally:
             prometheus.stop()
             exporters.shutdown()
-    samples, processor = "prometheus_tsdb_head_samples_appended_total", "process_cpu_seconds_total"
+    samples, cpu = "prometheus_tsdb_head_samples_appended_total", "process_cpu_seconds_total"
     rules = {name: figures([reading[name] for reading in durations]) for name in durations[-1]}
     return {
         "series": int(after["prometheus_tsdb_head_series"]),
         "recorded_a_rank": round(records / ranks, 1),
         "samples_a_second": round(sum(_growth(samples, before, after)) / took),
-        "processor": round(sum(_growth(processor, before, after)) / took, 3),
+        "cpu": round(sum(_growth(cpu, before, after)) / took, 3),
         "names": len(rules),
         "together": figures([sum(reading.values()) for reading in durations]),
-        "dearest": dict(sorted(rules.items(), key=lambda rule: -rule[1]["median"])[:SHOWN]),
+        "costliest": dict(sorted(rules.items(), key=lambda rule: -rule[1]["median"])[:SHOWN]),
         "load": round(os.getloadavg()[0], 1),
     }
 
@@ -131,7 +130,7 @@ def _growth(name: str, before: dict[str, float], after: dict[str, float]) -> lis
 
 
 def tables(speeds: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the evaluations by speed, and the rules that cost most."""
+    """Return tables of the evaluations by speed, and of the costliest rules."""
     heads = ["scrape interval", "one evaluation, median", "shortest", "samples a second", "CPU, of a core", "series"]
     rows = [
         [
@@ -139,19 +138,18 @@ def tables(speeds: dict[str, dict[str, Any]]) -> list[str]:
             f"{1000 * one['together']['median']:.0f} ms",
             f"{1000 * one['together']['least']:.0f} ms",
             f"{one['samples_a_second']:,}",
-            f"{one['processor']:.0%}",
+            f"{one['cpu']:.0%}",
             f"{one['series']:,} ({one['recorded_a_rank']} recorded a rank)",
         ]
         for name, one in speeds.items()
     ]
     name, first = next(iter(speeds.items()))
-    costly = [(rule, *(f"{1000 * seconds:.0f}" for seconds in of.values())) for rule, of in first["dearest"].items()]
+    costly = [(rule, *(f"{1000 * seconds:.0f}" for seconds in of.values())) for rule, of in first["costliest"].items()]
     about = f"The most costly of {first['names']} rules, at a scrape interval of {name}:"
     return [report.table(heads, rows), about, report.table(["rule", "median (ms)", "shortest (ms)"], costly)]
 
 
 def main() -> int:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--speeds", nargs="+", choices=SPEEDS, default=list(SPEEDS))

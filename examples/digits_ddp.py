@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 4 examples/digits_ddp.py --epochs 5
 
-Nothing here knows about Rankscope: start it with `rankscope run -- torchrun …` to have it watched. The CPU stands in
-for a GPU, so the time that a device would take is slept in forward and backward (`--device-ms`). `--extra-work FILE`
-is the fault of the demo: while FILE exists, rank 0 logs weight histograms after every step, as many scripts do.
+The script does not use Rankscope: start it with `rankscope run -- torchrun …` to monitor it. The CPU stands in for a
+GPU: forward and backward sleep for the time of a device (`--device-ms`). `--extra-work FILE` is the fault of the demo:
+while FILE exists, rank 0 logs weight histograms after every step, as many scripts do.
 
 A row of digits.csv.gz has the 64 pixels of an image, from 0 to 16, and its digit. It is the test set of "Optical
 Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI Machine Learning Repository, 1998, CC BY 4.0).
@@ -30,28 +30,28 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 DATA = Path(__file__).with_name("digits.csv.gz")
 HELD_OUT = 360  # of 1,797 images
-UPLOAD_SECONDS = 0.05  # what sending a step's histograms to a tracking server takes
+UPLOAD_SECONDS = 0.05  # for sending a step's histograms to a tracking server
 
 
 class DeviceTime(torch.autograd.Function):
-    """Passes its input through and takes as long as a device would: a third in forward, two thirds in backward."""
+    """An identity function that takes the time of a device: a third in forward, two thirds in backward."""
 
     @staticmethod
     def forward(context: Any, images: torch.Tensor, seconds: float) -> torch.Tensor:
-        """Sleep for the forward pass's share."""
+        """Sleep for the forward pass."""
         context.seconds = seconds
         time.sleep(seconds / 3)
         return images.clone()
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Sleep for the backward pass's share."""
+        """Sleep for the backward pass."""
         time.sleep(context.seconds * 2 / 3)
         return gradients[0], None
 
 
 class Classifier(nn.Module):
-    """A small perceptron between 64 pixels and 10 digits."""
+    """A small perceptron from 64 pixels to 10 digits."""
 
     def __init__(self, device_seconds: float) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Classifier(nn.Module):
         self.second = nn.Linear(128, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Ten scores an image."""
+        """Return ten scores an image."""
         hidden = torch.relu(self.first(images))
         scores: torch.Tensor = self.second(DeviceTime.apply(hidden, self.device_seconds))  # type: ignore[no-untyped-call]  # torch's
         return scores
@@ -77,7 +77,7 @@ def load_data() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
 
 
 def log_histograms(model: nn.Module, log: Path, step: int) -> None:
-    """The extra work: every weight's histogram to a file and to a (pretended) tracking server."""
+    """Do the extra work: write every weight's histogram to a file and to a (simulated) tracking server."""
     histograms = {name: torch.histc(weights.detach(), 50).tolist() for name, weights in model.named_parameters()}
     with log.open("a") as file:
         file.write(json.dumps({"step": step, "histograms": histograms}) + "\n")
@@ -85,14 +85,14 @@ def log_histograms(model: nn.Module, log: Path, step: int) -> None:
 
 
 def should_stop(options: argparse.Namespace) -> bool:
-    """Whether rank 0 was asked to end the job; all ranks agree, so that they end after the same epoch."""
+    """Return whether the job should stop. Rank 0 decides, so that all ranks end after the same epoch."""
     flag = torch.tensor(int(options.stop is not None and options.stop.exists()))
     dist.broadcast(flag, src=0)
     return bool(flag)
 
 
 def train(options: argparse.Namespace) -> None:
-    """All epochs, then the accuracy on the held-out images, printed by rank 0."""
+    """Train all epochs, then print the accuracy on the held-out images on rank 0."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     dataset, images, labels = load_data()
@@ -122,7 +122,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parse the command line and train under the process group that torchrun describes."""
+    """Parse the command line and train in the process group that torchrun describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=32, help="images a rank and step")
@@ -136,7 +136,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     try:
         train(options)
-        time.sleep(0.5)  # gloo's threads let go of the last backward pass: if Python ends meanwhile, torch 2.13 aborts
+        time.sleep(0.5)  # until gloo's threads release the last backward pass, else torch 2.13 may abort
     finally:
         dist.destroy_process_group()
 

@@ -1,1 +1,1 @@
-"""What tests, demo, benchmarks and gauntlet share."""
+"""Shared code of the tests, demo, benchmarks and gauntlet."""

@@ -1,4 +1,4 @@
-"""A certificate authority, for servers and clients that talk TLS."""
+"""A certificate authority for TLS servers and clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """Makes certificates, and itself is `ca.pem` in `directory`."""
+    """A certificate authority. Its own certificate is `ca.pem` in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -27,17 +27,17 @@ class Authority:
     def issue(
         self, name: str, *alternatives: str, encrypted: bool = False, ends_in: datetime.timedelta = DAY
     ) -> tuple[Path, Path]:
-        """Write NAME.pem and NAME.key, for the DNS names `alternatives`; replaces those that are there."""
+        """Write NAME.pem and NAME.key for the DNS names `alternatives`. Replaces existing files."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName([x509.DNSName(alternative) for alternative in alternatives])
         certificate = self._builder(_name(name), key, ends_in).add_extension(names, False)
-        how: Any = serialization.NoEncryption()
+        encryption: Any = serialization.NoEncryption()
         if encrypted:
-            how = serialization.BestAvailableEncryption(b"secret")
+            encryption = serialization.BestAvailableEncryption(b"secret")
         pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         paths = self.directory / f"{name}.pem", self.directory / f"{name}.key"
         paths[0].write_bytes(self._signed(certificate))
-        paths[1].write_bytes(key.private_bytes(pem, pkcs8, how))
+        paths[1].write_bytes(key.private_bytes(pem, pkcs8, encryption))
         return paths
 
     def _builder(

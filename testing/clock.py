@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Clock:
-    """Return a time that changes only when the test changes it."""
+    """A callable clock whose time changes only when the test changes it."""
 
     def __init__(self, now: float) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""The exporter as a process, and what it answers."""
+"""The exporter as a process, and requests to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def exporter_process(
     env: Mapping[str, str] | None = None,
     stderr: int | IO[str] = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start an exporter and wait until the page `ready` is 200. It has to end by itself on SIGTERM."""
+    """Start an exporter and wait until the page `ready` is 200. It must end by itself on SIGTERM."""
     command = [*program, f"--web.listen-address=127.0.0.1:{port}", *flags]
     with subprocess.Popen(command, stderr=stderr, env=env) as process:
         try:
@@ -41,7 +41,7 @@ def exporter_process(
 
 @contextmanager
 def exporter(port: int, *flags: str) -> Iterator[str]:
-    """Start an exporter; the value is its address."""
+    """Start an exporter and yield its address."""
     with exporter_process(port, *flags):
         yield f"http://127.0.0.1:{port}"
 
@@ -58,6 +58,5 @@ def status(url: str) -> int:
 
 
 def metrics(url: str) -> list[str]:
-    """Return the lines of /metrics."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
         return str(answer.read().decode()).splitlines()

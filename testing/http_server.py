@@ -1,4 +1,4 @@
-"""A server on loopback that answers as a test says."""
+"""A server on loopback with the answers of a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def http_server(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[int]:
-    """Answer each GET request by the function until the block ends; the value is the port."""
+    """Answer each GET request with the function until the block ends. Yields the port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -23,10 +23,10 @@ def http_server(answer: Answer, context: ssl.SSLContext | None = None) -> Iterat
             """Write no line for each request."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # tests want clients that hang up
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients of tests hang up
         if context:
             server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # how often it checks whether to end
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # seconds between checks for the shutdown
         thread.start()
         yield server.server_port
         server.shutdown()
@@ -34,7 +34,7 @@ def http_server(answer: Answer, context: ssl.SSLContext | None = None) -> Iterat
 
 
 def answers(body: bytes, status: int = 200, **headers: str) -> Answer:
-    """Return the function that answers every request like this."""
+    """Return a function that gives every request this answer."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(status)

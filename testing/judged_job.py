@@ -1,4 +1,4 @@
-"""A job whose clock a test sets, read and judged once a second as by an exporter."""
+"""A job whose clock a test sets, read and judged once a second as in an exporter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testing.simulated_job import Job, Plan, even
 
 
 class JudgedJob:
-    """Ranks in synchronous training that are all on this node, and the collectors that judge them."""
+    """Ranks in synchronous training on this node, and the collectors that judge them."""
 
     def __init__(
         self,
@@ -37,18 +37,18 @@ class JudgedJob:
         self.start_exporter()
 
     def start_exporter(self) -> None:
-        """Begin with new collectors, as an exporter that is started."""
+        """Start with new collectors, as after a restart of the exporter."""
         self._alignment, self._processes = AlignedSteps(30.0), RankProcesses()
         network = Network(Path("/nonexistent"))
         self.findings = Findings(self._alignment, self._processes, network, self._gpus, self._settings)
 
     @property
     def now(self) -> float:
-        """Return the time of the rank that is furthest."""
+        """The time of the rank that is furthest."""
         return max(rank.now for rank in self.job.ranks)
 
     def train(self, seconds: int, plan: Plan = even) -> RunReport:
-        """Let all ranks train for so long, and poll after each second; return the last report of the run."""
+        """Train all ranks and poll after each second. Return the run's last report."""
         for until in [self.now + second for second in range(1, seconds + 1)]:
             while self.now < until:
                 self.job.run(1, plan)
@@ -56,17 +56,16 @@ class JudgedJob:
         return self.report()
 
     def wait(self, seconds: int, phases: Mapping[int, str]) -> RunReport:
-        """Let so much time pass without progress, the ranks in these phases; return the report."""
+        """Let seconds pass without progress, with the ranks in these phases. Return the report."""
         for rank, phase in phases.items():
-            simulated = self.job.ranks[rank]
-            simulated.enter(phase)
+            self.job.ranks[rank].enter(phase)
         since = self.now
         for passed in range(1, seconds + 1):
             self.poll(since + passed)
         return self.report()
 
     def poll(self, at: float, ended: Iterable[int] = ()) -> None:
-        """Read and judge everything at that time; ranks that have ended were killed then."""
+        """Read and judge everything at that time. Ranks in `ended` were killed then."""
         found = self._directory.scan(with_steps=True)
         scan = Scan(
             [_as_read(rank, at, is_alive=int(rank.key[1]) not in {*ended}) for rank in found.ranks], found.skipped
@@ -76,21 +75,21 @@ class JudgedJob:
 
     @property
     def look(self) -> Look:
-        """Return the last poll."""
+        """The last poll."""
         assert self.findings.look is not None
         return self.findings.look
 
     def reporter(self) -> Reporter:
-        """Return what reports of the last poll as long as it is new."""
+        """Return a reporter of the last poll, at the time when it is new."""
         return Reporter(lambda: self.look.scan, self.findings, monotonic=lambda: self.look.at)
 
     def report(self) -> RunReport:
-        """Return what is known of the one run."""
+        """Return the report of the only run."""
         (run,) = report_of_look(self.look).runs
         return run
 
 
 def _as_read(rank: Rank, at: float, *, is_alive: bool) -> Rank:
-    """Return the rank as read at that time. The kernel does not show this process its own locks."""
+    """Return the rank as read at that time. The kernel does not show a process its own locks."""
     snapshot = replace(rank.snapshot, alive=is_alive, read_monotonic=at, unix_offset=None)
     return replace(rank, snapshot=snapshot, exit_unix=None if is_alive else rank.exit_unix)

@@ -1,4 +1,4 @@
-"""What the hook has attached to this process, and the record that it writes of it."""
+"""The hook's attachment to this process, and the record that it writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.timeline.timeline import Timeline
 
 
 def attachment() -> Attachment:
-    """Return the attachment; fail if this process is not instrumented."""
+    """Return the attachment. Fails if this process is not instrumented."""
     found = attach.current()
     assert found is not None
     return found
@@ -29,16 +29,16 @@ def snapshot() -> RankSnapshot:
 
 
 def fail(probe: str) -> None:
-    """What a guard does in a test when a probe fails."""
+    """Fail the test when a probe fails."""
     raise AssertionError(f"the probe {probe} failed")
 
 
 @contextmanager
 def installed(timeline: Timeline, *probes: Any) -> Iterator[None]:
-    """Install these probes alone; they are removed at the end of the block."""
+    """Install only these probes until the block ends."""
     undo = [undo for probe in probes for undo in probe.install(timeline, Guard(probe.__name__, fail))]
     try:
         yield
     finally:
-        for take_back in undo:
-            take_back()
+        for remove in undo:
+            remove()

@@ -1,6 +1,6 @@
-"""The scrape configuration that the Prometheus operator makes of a PodMonitor, as far as the chart's have fields.
+"""The scrape configuration that the Prometheus operator generates from a PodMonitor, for the fields of the chart.
 
-For Prometheus without the operator: tests and `make kubernetes` scrape by it.
+Tests and `make kubernetes` use it with a Prometheus without the operator.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ META = "__meta_kubernetes_pod"
 
 
 def scrape_config(monitor: dict[str, Any], discovery: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration; `discovery` has what finds the targets, `kubernetes_sd_configs` say."""
+    """Return the configuration. `discovery` finds the targets, e.g. `kubernetes_sd_configs`."""
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     name = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
     selected = [_keep(f"{META}_label_{_label(key)}", value) for key, value in _selector(monitor).items()]

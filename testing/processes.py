@@ -1,4 +1,4 @@
-"""What a process uses: CPU time and memory, as the kernel reports them."""
+"""CPU time and memory of a process, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def stat(pid: int) -> list[str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of all threads so far, user's and system's."""
+    """Return the CPU time of all threads so far, user and system."""
     fields = stat(pid)
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def resident_bytes(pid: int, field: str = "VmRSS") -> int:
-    """Return the resident memory, shared pages included: now, or at the most (`VmHWM`). Raises OSError without any."""
+    """Return the resident memory with shared pages: now, or the maximum (`VmHWM`). Raises OSError without any."""
     found = re.search(rf"^{field}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
     if not found:
         raise ProcessLookupError(f"process {pid} has ended")

@@ -1,4 +1,4 @@
-"""Programs that a test starts and talks to by lines; they are killed when the test does not need them any more."""
+"""Programs that a test starts and talks to in lines. They are killed when the test ends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Program(subprocess.Popen[str]):
     """A process with pipes to its standard input and output."""
 
     def read_line(self) -> str:
-        """Return the next line without its end; '' if there is none."""
+        """Return the next line without its end, or '' at the end of the output."""
         assert self.stdout is not None
         return self.stdout.readline().removesuffix("\n")
 
     def ask(self, line: str) -> str:
-        """Write a line and return the answer's line."""
+        """Write a line and return the answer, one line."""
         assert self.stdin is not None
         self.stdin.write(f"{line}\n")
         self.stdin.flush()
@@ -50,5 +50,5 @@ def running(
 
 
 def python(code: str, *arguments: object) -> list[object]:
-    """Return the command that runs this code."""
+    """Return the command that runs the code."""
     return [sys.executable, "-c", code, *arguments]

@@ -1,7 +1,7 @@
-"""Jobs as promtool sees them: series of a run of four ranks and their GPUs, healthy first and then with a fault.
+"""Input of promtool: series of a run of four ranks and their GPUs, first healthy and then with a fault.
 
-A figure is seconds per second for a counter and for a timestamp that follows the time (1.0), else a gauge's value.
-Both speeds get the same figures at their own intervals, so that the thresholds of both are tested.
+A figure is seconds per second for a counter and for a timestamp that follows the time (1.0), or a gauge's value. All
+speeds get the same figures at their own interval, so that the thresholds of all are tested.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rankscope.record.phases import PLANNED
 
 RULES = Path(__file__).resolve().parents[1] / "deploy/prometheus/rules"
 ENVIRONMENT = {**os.environ, "GOGC": "800"}
-"""For promtool, which spends a quarter of its time in collecting garbage otherwise."""
+"""promtool's environment: without GOGC it spends a quarter of its time in garbage collection."""
 STEPS = 10.0  # a second
 GIB = 2.0**30
 
 MEASURED = 0.125
-"""Of the steps, by the device's clock."""
+"""Ratio of the steps that are measured on the device."""
 MEASURED_TOO = tuple(
     f"rankscope_rank_{name}_seconds_total" for name in ("transfer_floor", "skew", "blame", "device_dry")
 )
 HOST_WAITS = "the host waits for the device"
-"""A figure that is no series: for how much of the time, where the device's clock judges."""
+"""A figure that is no series: the ratio of time in which the host waits, where the run is measured on the device."""
 IN_COLLECTIVE = 'rankscope_rank_phase_since_timestamp_seconds{phase="collective_wait"}'
 IN_DEVICE_WAIT = 'rankscope_rank_phase_since_timestamp_seconds{phase="device_wait"}'
 
@@ -39,7 +39,7 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds between scrapes, and how many samples each part of a test has."""
+    """The scrape interval in seconds, and the number of samples in each part of a test."""
 
     name: str
     interval: int
@@ -96,41 +96,41 @@ HEALTHY_GPU: Figures = {
 
 @dataclass
 class Fault:
-    """What becomes different: by rank, on the rank's figures and on its GPU's. A figure that is None ends."""
+    """Changed figures by rank, of the rank and of its GPU. A series whose figure is None ends."""
 
     ranks: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
     gpus: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
 
 
 def phases(**seconds: float) -> dict[str, float]:
-    """Seconds per second by phase."""
+    """Return seconds per second by phase."""
     return {f'rankscope_rank_phase_seconds_total{{phase="{phase}"}}': value for phase, value in seconds.items()}
 
 
 def everywhere(figures: Mapping[str, float | None]) -> dict[int, Mapping[str, float | None]]:
-    """The same for each of the four ranks."""
+    """Return the same figures for each of the four ranks."""
     return dict.fromkeys(range(4), figures)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One fault in a job that is healthy but for what `usual` says; and all alerts that may fire in the end."""
+    """One fault in a job that is healthy except for `usual`, and all alerts that may fire in the end."""
 
     name: str
     fault: Fault
     alerts: tuple[Labels, ...] = ()
     usual: Fault = field(default_factory=Fault)
     clock: str = "host"
-    """Whose phases these are. By the device's, the host runs ahead: it waits in no collective."""
+    """Where the phases are measured. On the device, the host runs ahead: it waits in no collective."""
 
     @property
     def run(self) -> str:
-        """Its label, which no other case has."""
+        """The run's label, unique to the case."""
         return self.name.replace(" ", "-")
 
 
 def series(case: Case, speed: Speed) -> Iterator[dict[str, str]]:
-    """promtool's input for one case."""
+    """Yield promtool's input for one case."""
     fault, usual = case.fault, case.usual
     for rank in range(4):
         common, uuid = f'instance="{case.run}",run="{case.run}",rank="{rank}"', f"GPU-{case.run}-{rank}"
@@ -140,24 +140,24 @@ def series(case: Case, speed: Speed) -> Iterator[dict[str, str]]:
         after = before | dict(fault.ranks.get(rank, {}))
         if case.clock == "device":
             before, after = _run_ahead(before), _run_ahead(after)
-        yield from _of(before, after, common, speed)
+        yield from _input_series(before, after, common, speed)
         common = f'instance="{case.run}",gpu="{rank}",uuid="{uuid}"'
         yield {"series": f'rankscope_gpu_info{{{common},node="node-a"}}', "values": f"1x{speed.quiet + speed.faulty}"}
         before = HEALTHY_GPU | dict(usual.gpus.get(rank, {}))
-        yield from _of(before, before | dict(fault.gpus.get(rank, {})), common, speed)
+        yield from _input_series(before, before | dict(fault.gpus.get(rank, {})), common, speed)
 
 
 def _run_ahead(figures: Figures) -> Figures:
-    """What a rank shows whose device has these phases: its host only issues and waits, and some steps are measured."""
+    """Return the figures of a rank whose device has these phases: its host runs ahead, and some steps are measured."""
     found = dict(figures)
-    on_device = {name: value or 0.0 for name, value in figures.items() if is_judged_by_the_device(name)}
+    on_device = {name: value or 0.0 for name, value in figures.items() if is_measured_on_device(name)}
     is_measured = MEASURED * bool(figures["rankscope_rank_steps_total"])
     for name, value in on_device.items():
         found[name] = 0.0
         found[name.replace("phase_seconds", "device_seconds")] = value * is_measured
     found["rankscope_rank_device_steps_total"] = (figures["rankscope_rank_steps_total"] or 0.0) * MEASURED
-    judged, waiting = sum(on_device.values()), found.pop(HOST_WAITS, 0.0) or 0.0
-    found |= phases(other=judged - waiting, device_wait=waiting)
+    measured, waiting = sum(on_device.values()), found.pop(HOST_WAITS, 0.0) or 0.0
+    found |= phases(other=measured - waiting, device_wait=waiting)
     for name in (name for name in figures if name.startswith(MEASURED_TOO)):
         found[name] = (figures[name] or 0.0) * is_measured
     if IN_COLLECTIVE in found:
@@ -165,12 +165,12 @@ def _run_ahead(figures: Figures) -> Figures:
     return found
 
 
-def is_judged_by_the_device(name: str) -> bool:
-    """Whether it is a phase's time, of a phase that is not planned."""
+def is_measured_on_device(name: str) -> bool:
+    """Return whether it is the time of a phase that is not planned."""
     return name.startswith("rankscope_rank_phase_seconds_total") and not any(phase in name for phase in PLANNED)
 
 
-def _of(before: Figures, after: Figures, common: str, speed: Speed) -> Iterator[dict[str, str]]:
+def _input_series(before: Figures, after: Figures, common: str, speed: Speed) -> Iterator[dict[str, str]]:
     for name in before | after:
         metric, _, labels = name.rstrip("}").partition("{")
         values = _values(metric, before.get(name), after.get(name), speed)
@@ -190,9 +190,9 @@ def _ramp(start: float, figure: float, ramps: bool, speed: Speed, samples: int) 
 
 
 def all_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
-    """All cases as runs of one Prometheus: that nothing fires before the fault, and in the end what is expected.
+    """Return a test with all cases as runs of one Prometheus.
 
-    And that no alert does, of which promtool's complaint has the text.
+    No alert fires before the fault, and the expected ones in the end. Empty `exp_alerts` make promtool print the texts.
     """
     cases = list(cases)
     names = sorted({alert["alertname"] for case in cases for alert in case.alerts})
@@ -209,7 +209,7 @@ def _end(speed: Speed) -> str:
 
 
 def _questions(case: Case, speed: Speed) -> Iterator[dict[str, Any]]:
-    """What fires before the fault, in the end, and at any time: nothing else may on the way. And the time adds up."""
+    """Yield the expected alerts before the fault, in the end and at any time, and the sum of lost time."""
     alerts = f'ALERTS{{alertstate="firing",run="{case.run}"}}'
     firing = f"max by (alertname, severity, rank, gpu, cause) ({alerts})"
     fired = f"max by (alertname, rank, gpu, cause) (max_over_time({alerts}[{speed.faulty * speed.interval}s]))"
@@ -225,7 +225,7 @@ def _questions(case: Case, speed: Speed) -> Iterator[dict[str, Any]]:
 
 
 def complaint(test: Mapping[str, Any], speed: Speed, path: Path, rules: Path | None = None) -> str:
-    """Return what promtool does not find as one test has it, or ''. `path` is written; the rules are the speed's."""
+    """Return promtool's failures of a test, or ''. The test is written to `path`; default are the speed's rules."""
     document = {
         "rule_files": [str(rules or RULES / f"{speed.name}.yml")],
         "evaluation_interval": f"{speed.interval}s",
@@ -238,7 +238,7 @@ def complaint(test: Mapping[str, Any], speed: Speed, path: Path, rules: Path | N
 
 
 def expanded(values: str) -> list[str]:
-    """Return a series of promtool's notation, such as `1+2x3 _x2 5x1 stale`, with one word for each sample."""
+    """Return the samples of a series in promtool's notation, such as `1+2x3 _x2 5x1 stale`."""
     return [sample for word in values.split() for sample in _samples(word)]
 
 

@@ -1,4 +1,4 @@
-"""A run that is made up, as readings once a second, and what a judge says of it: for tests of the diagnosis."""
+"""A simulated run as readings once a second, and a judge's verdicts on it, for tests of the diagnosis."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ STEP = {"data_wait": 0.005, "forward": 0.06, "backward": 0.12, "optimizer": 0.01
 
 Work = dict[str, float]
 Change = Callable[[int, int, Work], None]
-"""Changes the seconds by phase that a rank spends in a step: the step's number, the rank, the seconds."""
+"""A change of a rank's seconds by phase in a step. Arguments: the step's number, the rank, the seconds."""
 
 
 def spend(phase: str, seconds: float, *ranks: int, every: int = 1) -> Change:
-    """Let these ranks (all without any) spend more in a phase, in one of so many steps."""
+    """Make these ranks (by default all) spend more seconds in a phase, in every n-th step."""
 
     def change(step: int, rank: int, work: Work) -> None:
         if step % every == 0 and (not ranks or rank in ranks):
@@ -45,19 +45,19 @@ def spend(phase: str, seconds: float, *ranks: int, every: int = 1) -> Change:
 
 
 def hang(phase: str, *ranks: int) -> Change:
-    """Let these ranks stay in a phase."""
+    """Make these ranks stay in a phase."""
     return spend(phase, inf, *ranks)
 
 
 EARLY = Thresholds(pace_known_after=45.0)
-"""With a pace after few steps, so that a test need not make three hundred."""
+"""Thresholds with a pace after few steps, because a test does not make three hundred."""
 
 
 @dataclass
 class _Rank:
     number: int
     work: Work
-    """Of the step that it is in."""
+    """Seconds by phase of the current step."""
     seconds: Work = field(default_factory=dict)
     alignment: Alignment = field(default_factory=Alignment)
     device: Work = field(default_factory=dict)
@@ -80,18 +80,18 @@ class Training:
     def __init__(self, ranks: int = 4, *, clock: str = HOST, transfer: float = 0.01, startup: float = 5.0) -> None:
         self.now = 0.0
         self.adjust: Callable[[RankReading], RankReading] = lambda reading: reading
-        """Changes each reading."""
+        """A function that may change each reading."""
         self._clock, self._transfer, self._startup, self._size = clock, transfer, startup, ranks
         self.restart()
 
     def restart(self) -> None:
-        """End all processes and begin others."""
+        """End all processes and start new ones."""
         self._began = self._step_began = self.now
         self._steps, self._length = 0, self._startup
         self._ranks = [_Rank(number, {"startup": self._startup}) for number in range(self._size)]
 
     def train(self, seconds: float, *changes: Change) -> Iterator[tuple[float, Readings]]:
-        """Train on, and yield the readings of each second. Changes are those of the steps that begin in that time."""
+        """Train, and yield the readings of each second. The changes apply to steps that begin in that time."""
         until = self.now + seconds
         while self.now < until:
             self.now += 1.0
@@ -161,7 +161,7 @@ class Training:
 
 
 class Trial:
-    """A run and its judge, and every verdict of it."""
+    """A run and its judge, with every verdict."""
 
     def __init__(self, training: Training | None = None) -> None:
         self.training = training or Training()
@@ -169,17 +169,17 @@ class Trial:
         self.verdicts: list[Verdict] = []
 
     def train(self, seconds: float, *changes: Change) -> Verdict:
-        """Train on and return the last verdict."""
+        """Train and return the last verdict."""
         self.verdicts += [self.judge.update(*moment) for moment in self.training.train(seconds, *changes)]
         return self.verdicts[-1]
 
     def kinds(self) -> set[str]:
-        """Return the kinds of all findings that there ever were."""
+        """Return the kinds of all findings so far."""
         return {finding.kind for verdict in self.verdicts for finding in verdict.findings}
 
 
 def window(training: Training, *changes: Change, seconds: float = 20.0) -> Window:
-    """Return what detectors read of so many seconds of training with these changes, after healthy ones."""
+    """Return a detector's input after healthy training, then `seconds` of training with these changes."""
     *_, (_, before) = training.train(10.0)
     *_, (_, now) = training.train(seconds, *changes)
     facts, thresholds = compare(RUN, before, now), Thresholds()

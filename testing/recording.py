@@ -1,7 +1,7 @@
-"""What a run of the gauntlet left in Prometheus, as a small file.
+"""A recorded run of the gauntlet from Prometheus, as a small file.
 
-A line holds one series of one rank or GPU, or of several where they are alike: counters and timestamps by their first
-value and then the differences, everything else by values; `x3` is three times the same, `_` a scrape without a sample.
+A line has one series of one rank or GPU, or of several if they are equal. Counters and timestamps have their first
+value, then the differences; all others have values. `x3` repeats a value three times, `_` is a scrape without a sample.
 Times are seconds since the first scrape.
 """
 
@@ -20,29 +20,29 @@ RECORDED = Path(__file__).parents[1] / "tests/rules/recorded"
 Values = list[float | None]
 """One for each scrape; None where the series was absent."""
 Series = dict[str, dict[str, Values]]
-"""By the metric with the labels that are not its place, and then by rank or GPU."""
+"""Values by metric (with the labels other than its place), then by rank or GPU."""
 
 
 def is_counter(name: str) -> bool:
-    """Whether the series only grows while its process lives."""
+    """Return whether the series only grows while its process lives."""
     return name.partition("{")[0].endswith(("_total", "_bucket"))
 
 
 def is_timestamp(name: str) -> bool:
-    """Whether its values are times."""
+    """Return whether the series' values are times."""
     return name.partition("{")[0].endswith("_timestamp_seconds")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One run: its series, and what was told about it at the fast speed."""
+    """One run: its series, and the expected alert at the fast speed."""
 
     run: str
-    """As the ledger names it."""
-    told: dict[str, str]
-    """The labels that an alert on it has to have; none for a decoy."""
+    """The run's name in the ledger."""
+    expected: dict[str, str]
+    """The labels that an alert must have; empty for a decoy."""
     healthy: int
-    """Scrapes before anything began to go wrong."""
+    """Scrapes before the fault."""
     scrapes: int
     series: Series
 
@@ -52,7 +52,7 @@ class Recording:
         return self.run.partition("/")[0]
 
     def write(self, directory: Path = RECORDED) -> None:
-        """To a file that has the name of the case."""
+        """Write a file with the name of the case."""
         lines = {name: dict(_lines(name, places)) for name, places in sorted(self.series.items())}
         directory.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**asdict(self), "series": lines}, indent=1)
@@ -60,7 +60,7 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path) -> Recording:
-        """The inverse, but for what was rounded."""
+        """Read a file. Values are rounded; all else is as written."""
         fields = json.loads(path.read_text())
         fields["series"] = {
             name: {place: _decoded(name, text) for places, text in lines.items() for place in places.split(" ")}
@@ -70,10 +70,10 @@ class Recording:
 
 
 def _lines(name: str, places: dict[str, Values]) -> Iterator[tuple[str, str]]:
-    alike = defaultdict(list)
+    places_by_text = defaultdict(list)
     for place, values in sorted(places.items()):
-        alike[_encoded(name, values)].append(place)
-    return ((" ".join(places), text) for text, places in alike.items())
+        places_by_text[_encoded(name, values)].append(place)
+    return ((" ".join(places), text) for text, places in places_by_text.items())
 
 
 def _encoded(name: str, values: Values) -> str:
@@ -85,7 +85,7 @@ def _encoded(name: str, values: Values) -> str:
 
 
 def _decimals(name: str, values: Values) -> int:
-    """Two digits of what a counter grows by in a scrape, or hundredths; tenths of a time; four digits of a gauge."""
+    """Return the digits: two of a counter's growth a scrape, or hundredths; tenths of a time; four of a gauge."""
     known = [value for value in values if value is not None]
     if is_timestamp(name):
         return 1

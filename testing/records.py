@@ -1,4 +1,4 @@
-"""Records of ranks, written by this process or by a process that lives."""
+"""Records of ranks, written by this process or by another live process."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ for line in sys.stdin:
 
 
 def rank_info(**labels: Any) -> dict[str, Any]:
-    """Return the info of rank 0 of run `r`, with the labels changed."""
+    """Return the info of rank 0 of run `r`, with these labels changed."""
     return {**dict.fromkeys(LABELS, ""), "run": "r", "rank": "0", "pid": "1", **labels}
 
 
 def publish(
     directory: Path, name: str = "r.0", slots: Mapping[str, float] = NO_SLOTS, **labels: Any
 ) -> tuple[RankWriter, Path]:
-    """Write a record with these slots and labels. To readers in this process its rank looks dead."""
+    """Write a record with these slots and labels. Readers in this process see a dead rank."""
     writer = RankWriter()
     for field, value in slots.items():
         writer.slots[INDEX[field]] = value
@@ -55,9 +55,9 @@ def publish(
 def living_rank(
     directory: Path, name: str = "r.0", slots: Mapping[str, float] = NO_SLOTS, before: str = "", **labels: Any
 ) -> Iterator[Program]:
-    """Start a rank that lives until the block ends and takes each line of its input as its info.
+    """Start a rank that lives until the block ends. It publishes each line of its input as its info.
 
-    It runs the code `before` it writes its record.
+    It runs the code `before` first.
     """
     arguments = (directory, name, json.dumps(labels), json.dumps(dict(slots)))
     with running(*python(IMPORTS + before + LIVE, *arguments)) as rank:
@@ -65,7 +65,7 @@ def living_rank(
 
 
 def rank_snapshot(slots: Mapping[str, float] = NO_SLOTS, alive: bool = True, **labels: Any) -> RankSnapshot:
-    """Return what a reader sees of such a record, at the monotonic time `READ_AT`."""
+    """Return a reader's view of such a record, at the monotonic time `READ_AT`."""
     values = [0.0] * layout.SLOTS
     for field, value in slots.items():
         values[INDEX[field]] = value

@@ -1,8 +1,8 @@
-"""Recordings of the gauntlet as promtool sees them at production speed: a scrape interval for each recorded second.
+"""Replay recordings of the gauntlet in promtool at production speed: a recorded second is one scrape interval.
 
-Counters grow as fast as they did, what was ten seconds ago is 150 ago, gauges stay as they were, and what was absent
-stays absent. The healthy part is repeated until the rules know what the run is used to, and the last of the recording
-until the slowest of them has had its time. Before the onset and shortly before the end some scrapes fail.
+Counters grow at the recorded rate, a time ten seconds ago becomes 150 s ago, gauges keep their values, and absent
+samples stay absent. The healthy part is repeated until the rules know the run's baseline, and the end of the recording
+until the slowest rule has had its time. Before the onset and shortly before the end some scrapes fail.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from testing import promtool
 from testing.promtool import PRODUCTION, Speed
 from testing.recording import Recording, Values, is_counter, is_timestamp
 
-REPEATED = 12  # scrapes: the last of a recording, when the fault shows in every window
+REPEATED = 12  # scrapes at the end of a recording: the fault shows in every window
 QUIET = 40  # scrapes before the onset: twice the window
-FAULTY = 92  # scrapes from then on: a low utilization has to last for 15 minutes, in each of which the window shows it
-FAILED = 3  # scrapes in a row: as long as an exporter may take to be restarted (known_for)
-AFTERWARDS = 3  # scrapes after those of the end
-SELDOM_READ = ("rankscope_gpu_nvlink_links_active", "rankscope_gpu_pcie_link_width")
-READ_EVERY = 10  # scrapes of the recording, seconds for the exporter: at no speed more than two scrapes
+FAULTY = 92  # scrapes after it: a low utilization must last for 15 minutes, and show in each of their windows
+FAILED = 3  # scrapes in a row: as long as an exporter may take to restart (known_for)
+AFTERWARDS = 3  # scrapes after the failed ones at the end
+RARELY_READ = ("rankscope_gpu_nvlink_links_active", "rankscope_gpu_pcie_link_width")
+READ_EVERY = 10  # scrapes of the recording; the exporter reads them every 10 s: at most two scrapes at other speeds
 SLOW = {"RankscopeGpuMemoryHeldIdle": 130, "RankscopeCheckpointOverdue": 990}  # 10 and 20 minutes; 4 hours
 
 
 def tests_of(recordings: Iterable[Recording]) -> list[dict[str, Any]]:
-    """Runs beside each other where they are equally long; promtool complains about each alert that any of them has."""
-    return [_test(alike, faulty) for faulty, alike in _by_length(recordings).items()]
+    """Return a test for recordings of equal length. promtool prints each alert that any of them has."""
+    return [_test(group, faulty) for faulty, group in _by_length(recordings).items()]
 
 
 def timed(recordings: Iterable[Recording], speed: Speed) -> list[dict[str, Any]]:
-    """The same at any speed and with no scrape that fails; promtool says when each alert fired first, in seconds."""
-    return [_timed(alike, faulty, speed) for faulty, alike in _by_length(recordings).items()]
+    """Return the same at any speed, without failed scrapes. promtool prints when each alert first fired, in seconds."""
+    return [_timed(group, faulty, speed) for faulty, group in _by_length(recordings).items()]
 
 
 def onset() -> int:
-    """When the first scrape of `timed` that can show a fault is, in seconds: as late at any speed."""
+    """Return when the first scrape of `timed` that can show a fault is, in seconds: the same at any speed."""
     return QUIET * PRODUCTION.interval
 
 
 def _by_length(recordings: Iterable[Recording]) -> dict[int, list[Recording]]:
     by_length: dict[int, list[Recording]] = defaultdict(list)
     for recording in recordings:
-        by_length[SLOW.get(recording.told.get("alertname", ""), FAULTY)].append(recording)
+        by_length[SLOW.get(recording.expected.get("alertname", ""), FAULTY)].append(recording)
     return by_length
 
 
@@ -66,11 +66,11 @@ def _timed(recordings: list[Recording], faulty: int, speed: Speed) -> dict[str, 
 
 
 def by_the_device(recording: Recording) -> Recording:
-    """The same run as if its phases had been a device's, of which some steps are measured, and its host ran ahead."""
+    """Return the run as if its phases were measured on a device, in some steps, and its host ran ahead."""
     found = {name: dict(places) for name, places in recording.series.items()}
     host: dict[str, Values] = {}
     for name, places in recording.series.items():
-        is_phase = promtool.is_judged_by_the_device(name)
+        is_phase = promtool.is_measured_on_device(name)
         if is_phase:
             found[name.replace("phase_seconds", "device_seconds")] = found.pop(name)
             for place, values in places.items():
@@ -112,13 +112,13 @@ def _test(recordings: list[Recording], faulty: int) -> dict[str, Any]:
 
 
 def _interrupted(line: dict[str, str], failed: set[int]) -> dict[str, str]:
-    """Prometheus marks everything as stale when a scrape fails."""
+    """Mark the samples of failed scrapes as stale, as Prometheus does."""
     values = enumerate(line["values"].split(" "))
     return {**line, "values": " ".join("stale" if scrape in failed else value for scrape, value in values)}
 
 
 def _question(when: str, first: int, last: int) -> dict[str, Any]:
-    """Whatever fires from one scrape to another, with a label that says when that was."""
+    """Ask for all alerts from one scrape to another, with a label that says when."""
     fired = f'max_over_time(ALERTS{{alertstate="firing"}}[{(last - first) * PRODUCTION.interval + 1}s])'
     expression = f'label_replace({fired}, "when", "{when}", "", "")'
     return {"expr": expression, "eval_time": f"{last * PRODUCTION.interval}s", "exp_samples": []}
@@ -127,11 +127,11 @@ def _question(when: str, first: int, last: int) -> dict[str, Any]:
 def series(
     recording: Recording, faulty: int, speed: Speed = PRODUCTION, quiet: int = QUIET
 ) -> Iterator[dict[str, str]]:
-    """promtool's input for one recording, which nothing else in the test shares a label with."""
+    """Yield promtool's input for one recording, with labels that no other recording in the test has."""
     order = _order(recording, faulty, quiet)
     for name, places in recording.series.items():
         for place, values in places.items():
-            if name.startswith(SELDOM_READ):
+            if name.startswith(RARELY_READ):
                 later = values[recording.healthy :]
                 values = [*values[: recording.healthy], *later[READ_EVERY:], *later[-READ_EVERY:]]
             samples = _notation(_replayed(name, values, order, speed.interval))
@@ -139,7 +139,7 @@ def series(
 
 
 def _order(recording: Recording, faulty: int, quiet: int) -> list[int]:
-    """Which recorded scrape each of the replayed ones is like."""
+    """Return the number of the recorded scrape for each replayed one."""
     healthy, rest = range(1, recording.healthy), range(recording.healthy, recording.scrapes)
     before = islice(cycle(reversed(healthy)), quiet)
     after = islice(chain(rest, cycle(rest[-REPEATED:])), faulty)
@@ -147,7 +147,7 @@ def _order(recording: Recording, faulty: int, quiet: int) -> list[int]:
 
 
 def _replayed(name: str, values: Values, order: list[int], interval: int) -> Iterator[float | None]:
-    """It was recorded at one scrape a second."""
+    """Yield the replayed values of a series that was recorded at one scrape a second."""
     known, last = _known(values), None
     for scrape, like in enumerate(order):
         value, before = values[like], known[like - 1]
@@ -167,7 +167,7 @@ def _replayed(name: str, values: Values, order: list[int], interval: int) -> Ite
 
 
 def _notation(values: Iterable[float | None]) -> Iterator[str]:
-    """promtool's. A series that ends is marked as stale at once, as Prometheus does when a scrape is without it."""
+    """Yield promtool's notation. A series that ends is marked as stale at once, as Prometheus does."""
     before = None
     for value in values:
         yield f"{value:.10g}" if value is not None else "_" if before is None else "stale"
@@ -175,7 +175,7 @@ def _notation(values: Iterable[float | None]) -> Iterator[str]:
 
 
 def _known(values: Values) -> Values:
-    """Where the series is absent, the last that it was."""
+    """Return the values, with the last known value where the series is absent."""
     known: Values = []
     for value in values:
         known.append(known[-1] if value is None and known else value)
@@ -183,7 +183,7 @@ def _known(values: Values) -> Values:
 
 
 def _placed(name: str, place: str, case: str) -> str:
-    """The series with the labels that were left out; it belongs to a run and a node that are named for the case."""
+    """Return the series with the labels that the recording leaves out; its run and node are named after the case."""
     metric, _, labels = name.rstrip("}").partition("{")
     belongs = {"job": "rankscope", "instance": case}
     if metric.startswith("rankscope_rank_"):

@@ -1,4 +1,4 @@
-"""Reports of measurements: a Markdown page in docs/measurements, the raw figures in a directory that git ignores."""
+"""Reports of measurements: a Markdown page in docs/measurements, and raw figures in a directory that git ignores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Directories:
-    """Where a program writes its page and its raw figures."""
+    """The directories for a program's page and for its raw figures."""
 
     pages: Path = ROOT / "docs/measurements"
     raw: Path = ROOT / "build/measurements"
@@ -34,7 +34,6 @@ class Directories:
         return cls(Path(path), Path(path))
 
     def ledger(self, name: str) -> Ledger:
-        """Return the ledger of this name."""
         return Ledger(self.raw / f"{name}.jsonl")
 
 
@@ -54,7 +53,7 @@ def parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
 
 
 def command() -> str:
-    """Return the command line of the program that runs now."""
+    """Return the command line of this program."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec else sys.argv[0]
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
@@ -62,12 +61,12 @@ def command() -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """A page and the figures behind it; `name` is that of their files."""
+    """A page and its figures; `name` is that of their files."""
 
     name: str
     title: str
     about: str | None
-    """What is measured and how; of a docstring the first line and the command are left out."""
+    """The description of the measurement; of a docstring the first line and the command are left out."""
     bound: str
     body: Sequence[str]
     """Paragraphs and tables."""
@@ -76,24 +75,22 @@ class Report:
     """Distributions whose versions matter."""
 
     def conditions(self) -> dict[str, str]:
-        """Return how, when and where it was measured, and the bound."""
+        """Return the command, date and machine of the measurement, and the bound."""
         versions = [f"Python {platform.python_version()}", *map(installed, self.packages)]
         machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, {', '.join(versions)}"
         return {"command": f"`{command()}`", "date": f"{date.today()}", "machine": machine, "bound": self.bound}
 
     def page(self) -> str:
-        """Return the Markdown page."""
         conditions = "\n".join(f"- {name}: {value}" for name, value in self.conditions().items())
         return "\n\n".join([f"# {self.title}", conditions, explanation(self.about), *self.body]) + "\n"
 
     def publish(self, directories: Directories | None) -> None:
-        """Print the page and write it, with the figures, if there are directories to write to."""
+        """Print the page, and write it with the figures if there are directories for them."""
         print(self.page())
         if directories:
             self.write(directories)
 
     def write(self, directories: Directories) -> None:
-        """Write the page and the figures."""
         for directory in (directories.pages, directories.raw):
             directory.mkdir(parents=True, exist_ok=True)
         content = {**self.conditions(), "figures": self.figures}
@@ -102,7 +99,7 @@ class Report:
 
 
 def installed(distribution: str) -> str:
-    """Return its name and version."""
+    """Return the distribution's name and version."""
     try:
         return f"{distribution} {version(distribution)}"
     except PackageNotFoundError:
@@ -110,14 +107,13 @@ def installed(distribution: str) -> str:
 
 
 def explanation(text: str | None) -> str:
-    """Return a docstring without its first paragraph, if that is one line, and without the command after it."""
+    """Return a docstring without its first paragraph, if that is one line, and without commands."""
     first, *others = (text or "").strip().split("\n\n")
     others = [part for part in others if not part.startswith("    ")]
     return "\n\n".join(others if others and "\n" not in first else [first, *others])
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table."""
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows))
 
 
@@ -136,7 +132,7 @@ def verdict(checks: Iterable[Check]) -> str:
 
 
 def yes_or_no(holds: bool) -> str:
-    """Return it so that a failure is seen at a glance."""
+    """Return the word, with a failure in bold."""
     return "yes" if holds else "**NO**"
 
 
@@ -149,7 +145,7 @@ def text(interval: Sequence[float] | None, digits: int = 1) -> str:
 
 
 class Ledger:
-    """A file with a line of JSON for each run, to which several threads append; an interrupted program resumes it."""
+    """A file with a line of JSON for each run. Several threads may append; an interrupted program resumes it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -157,17 +153,16 @@ class Ledger:
         self.lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def clear(self) -> None:
-        """Start again without lines."""
+        """Delete all lines."""
         self.lines.clear()
         self._path.unlink(missing_ok=True)
 
     def has(self, run_id: str) -> bool:
-        """Return whether this run is done."""
         return any(line["id"] == run_id for line in self.lines)
 
-    def observe(self, kind: str, **what: Any) -> None:
-        """Append what was observed, with the time."""
-        self.add({"kind": kind, "time": round(time.time(), 3), **what})
+    def observe(self, kind: str, **values: Any) -> None:
+        """Append an observation, with the time."""
+        self.add({"kind": kind, "time": round(time.time(), 3), **values})
 
     def add(self, *lines: Line) -> None:
         """Append lines at once."""

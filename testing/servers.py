@@ -1,7 +1,6 @@
-"""Exporter, Prometheus and Alertmanager as child processes on loopback, stopped by whoever started them.
+"""Exporter, Prometheus and Alertmanager as child processes on loopback, for the demo and the end-to-end tests.
 
-The demo runs its story on them and the end-to-end tests their faults. Nothing is left behind but log files in the
-directory that the caller gave.
+The caller stops them. They leave only log files in the caller's directory.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-READY_WITHIN = 30.0  # seconds; all of them take well under one on an idle machine
+READY_WITHIN = 30.0  # seconds; each needs less than one on an idle machine
 STOPPED_WITHIN = 10.0
 SNAPSHOTS = "--data.maintenance-interval=15s"
-"""Of what Alertmanager has told, as docker-compose.yml has it."""
+"""Alertmanager's interval of writing its notification log, as in docker-compose.yml."""
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """Return a port of the loopback interface that is free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def program(*names: str) -> str:
-    """The first of these programs that is on the PATH. Raises FileNotFoundError, naming what to install."""
+    """Return the first of these programs on the PATH. Raises FileNotFoundError, naming what to install."""
     for name in names:
         if path := shutil.which(name):
             return path
@@ -43,7 +42,7 @@ def program(*names: str) -> str:
 
 @dataclass
 class Server:
-    """One child process that says over HTTP when it is ready."""
+    """One child process that reports over HTTP when it is ready."""
 
     name: str
     arguments: Sequence[str]
@@ -58,11 +57,11 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """None while it does not run."""
+        """The process id; None while it does not run."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start it and wait until it is ready. Raises RuntimeError with its last words if it does not get there."""
+        """Start the server and wait until it is ready. Raises RuntimeError with the end of its log if it is late."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self.arguments, stdout=log, stderr=log)
         deadline = time.monotonic() + READY_WITHIN
@@ -74,7 +73,7 @@ class Server:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Stop it, by force if it does not go."""
+        """Stop the server, with SIGKILL if it does not end."""
         if self._process is None:
             return
         self._process.terminate()
@@ -86,14 +85,14 @@ class Server:
         self._process = None
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """End the server like a crash."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
         self._process = None
 
     def signal(self, number: int) -> None:
-        """Send it a signal that does not end it."""
+        """Send the server a signal that does not end it."""
         assert self._process is not None
         self._process.send_signal(number)
 
@@ -106,10 +105,10 @@ class Server:
 
 
 class Prometheus(Server):
-    """A Prometheus that can be asked."""
+    """A Prometheus server that can be queried."""
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The instant vector of a PromQL expression now. Raises ValueError with Prometheus's complaint."""
+        """Return the current instant vector of a PromQL expression. Raises ValueError with Prometheus' message."""
         question = urllib.parse.urlencode({"query": expression})
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/query?{question}", timeout=10) as answer:
@@ -119,7 +118,7 @@ class Prometheus(Server):
         return result
 
     def rule_errors(self) -> dict[str, str]:
-        """Return by name the rules whose last evaluation failed: an alert of one of them cannot fire."""
+        """Return the last errors of failing rules by name: an alert among them cannot fire."""
         with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=10) as answer:
             groups = json.load(answer)["data"]["groups"]
         return {rule["name"]: rule["lastError"] for group in groups for rule in group["rules"] if rule.get("lastError")}
@@ -133,7 +132,7 @@ def exporter(
     flags: Sequence[str] = (),
     module: Sequence[str] = ("rankscope_exporter",),
 ) -> Server:
-    """An exporter for the ranks in `run_dir`, with simulated GPUs; `module` is what runs it, and its own arguments."""
+    """Return an exporter for the ranks in `run_dir`, with simulated GPUs. `module` runs it, with its own arguments."""
     port = free_port()
     arguments = [sys.executable, "-m", *module, f"--web.listen-address=127.0.0.1:{port}"]
     arguments += [f"--run-dir={run_dir}", f"--simulate={simulate}", *flags]
@@ -141,7 +140,7 @@ def exporter(
 
 
 def alertmanager(directory: Path, configuration: str) -> Server:
-    """An Alertmanager of its own, in no cluster."""
+    """Return an Alertmanager without a cluster."""
     port = free_port()
     path = directory / "alertmanager.yml"
     path.write_text(configuration)
@@ -157,7 +156,7 @@ def alertmanager(directory: Path, configuration: str) -> Server:
 
 
 def prometheus(directory: Path, configuration: str) -> Prometheus:
-    """A Prometheus with an empty database."""
+    """Return a Prometheus with an empty database."""
     port = free_port()
     path = directory / "prometheus.yml"
     path.write_text(configuration)

@@ -1,4 +1,4 @@
-"""Ranks whose clock a test sets: their records, and what the exporter's alignment makes of them."""
+"""Simulated ranks whose clock a test sets: their records, and the exporter's alignment of their steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPUTE, TRANSFER, DELAY = 0.04, 0.005, 0.03
 
 Durations = Mapping[str, float]
 Plan = Callable[[int, int], Durations]
-"""By step and rank: what it spends in which phase, before the collective."""
+"""The seconds by phase before the collective, for a step and a rank."""
 
 
 class SimulatedRank:
@@ -47,7 +47,7 @@ class SimulatedRank:
         self._timeline.step()
 
     def measure(self, seconds: Mapping[str, float], sequence: int) -> None:
-        """The device has done the step that the host ended last."""
+        """Write the last step of the host as measured on the device."""
         slots, nth = self.writer.slots, self.writer.slots[layout.INDEX["device_steps"]] + 1
         phases = [seconds.get(phase, 0.0) for phase in layout.PHASES]
         entry = (nth, self._timeline.steps.count, self.now, sequence, *phases)
@@ -56,7 +56,7 @@ class SimulatedRank:
 
 
 class Job:
-    """Ranks in synchronous training: in each step all wait until the last has come, and then for the transfer."""
+    """Ranks in synchronous training: in each step all wait for the last rank, and then for the transfer."""
 
     def __init__(self, directory: Path, ranks: int = 4, start: float = 1000.0, **labels: object) -> None:
         self.ranks = [SimulatedRank(directory, rank, start, **labels) for rank in range(ranks)]
@@ -64,9 +64,9 @@ class Job:
     def run(self, steps: int, plan: Plan, transfer: float = TRANSFER, after: Plan = lambda _s, _r: {}) -> None:
         for step in range(steps):
             self._spend(step, plan)
-            everybody_is_here = max(rank.now for rank in self.ranks)
+            all_arrived = max(rank.now for rank in self.ranks)
             for rank in self.ranks:
-                rank.spend("collective_wait", everybody_is_here - rank.now + transfer)
+                rank.spend("collective_wait", all_arrived - rank.now + transfer)
             self._spend(step, after)
             for rank in self.ranks:
                 rank.step()
@@ -91,14 +91,14 @@ def lagging(phase: str, laggard: int = 2) -> Plan:
 
 
 def scan(directory: RunDirectory, *, alive: bool = True) -> Scan:
-    """What is read. The ranks are this very process, to which the kernel does not show its own locks."""
+    """Return the scan of the run directory. The kernel hides a process's own locks, so `alive` replaces them."""
     found = directory.scan(with_steps=True)
     ranks = [replace(rank, snapshot=replace(rank.snapshot, alive=alive)) for rank in found.ranks]
     return replace(found, ranks=ranks)
 
 
 class Aligning:
-    """Aligns the ranks of a run directory."""
+    """The alignment of the ranks of a run directory."""
 
     def __init__(self, run_dir: Path, reference_interval: float = 30.0) -> None:
         self._run_directory = RunDirectory([run_dir])
@@ -109,17 +109,17 @@ class Aligning:
         self._latest = deepcopy(self._alignment.take(scan(self._run_directory, alive=alive).ranks))
 
     def alignments(self) -> list[Alignment]:
-        """Of the ranks of which any step was aligned."""
+        """Return the alignments with any aligned step."""
         return [alignment for alignment in self._latest if alignment.steps]
 
     def references(self) -> dict[str, tuple[str, int]]:
-        """By rank: the clock and the number of the reference step."""
+        """Return clock and number of the reference step by rank."""
         shown = {alignment.key[1]: alignment.reference for alignment in self._latest}
         return {rank: (found.clock, found.step.number) for rank, found in shown.items() if found}
 
 
 class AsynchronousJob:
-    """Ranks whose devices wait for each other and whose hosts do not: each runs ahead of its device by some steps."""
+    """Ranks whose devices wait for each other: each host runs ahead of its device by some steps."""
 
     def __init__(self, directory: Path, *ahead: float, start: float = 1000.0, **labels: str) -> None:
         ranks = [SimulatedRank(directory, r, start - 10, backend="nccl", **labels) for r in range(len(ahead))]
@@ -135,7 +135,7 @@ class AsynchronousJob:
         is_measured: Callable[[int, int], bool] = lambda _step, _rank: True,
         sequence: Callable[[int, int], int] = lambda step, _rank: 7 * step,
     ) -> None:
-        """The steps of these numbers, one after the other from 1; by step and rank, the last two."""
+        """Run the steps of these numbers, from 1. `is_measured` and `sequence` are functions of step and rank."""
         for number in numbers:
             plans = [plan(number, rank) for rank in range(len(self.ranks))]
             length = max(sum(durations.values()) for durations in plans) + transfer

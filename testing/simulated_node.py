@@ -1,5 +1,5 @@
-"""The machine that both exporters are measured on: eight simulated GPUs (nvml_simulator), eight living ranks,
-and rankscope-exporter and nvitop-exporter side by side, each in a process of its own.
+"""A node for measurements of both exporters: eight simulated GPUs (nvml_simulator), eight live ranks,
+and rankscope-exporter and nvitop-exporter, each in its own process.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from testing.servers import free_port as free_port
 
 STEP = 0.1  # seconds
 READY_WITHIN = 60.0  # seconds
-# As Prometheus asks.
-HEADERS = {"Accept": "text/plain;version=0.0.4;q=0.3,*/*;q=0.1", "Accept-Encoding": "gzip"}
+HEADERS = {"Accept": "text/plain;version=0.0.4;q=0.3,*/*;q=0.1", "Accept-Encoding": "gzip"}  # as from Prometheus
 
 
 @dataclass
 class Exporter:
-    """One exporter under measurement; `busy` is its busy metric, whose values are `scale` times the ratio."""
+    """One measured exporter; `busy` matches its busy metric, whose values are `scale` times the ratio."""
 
     name: str
     command: Callable[[int], list[str]]
@@ -47,7 +46,7 @@ class Exporter:
     connection: http.client.HTTPConnection = field(default_factory=lambda: http.client.HTTPConnection("127.0.0.1"))
 
     def scrape(self, headers: dict[str, str] | None = None) -> bytes:
-        """One answer's body, on a connection that is kept for as long as the exporter keeps it."""
+        """Return the body of one answer, on a persistent connection."""
         try:
             self.connection.request("GET", self.path, headers=headers or {})
             answer = self.connection.getresponse()
@@ -61,13 +60,13 @@ class Exporter:
         return body
 
     def busy_values(self) -> dict[int, float]:
-        """Each GPU's busy metric now: seconds so far, or the ratio of the last sample."""
+        """Return each GPU's busy metric: seconds so far, or the ratio of the last sample."""
         found = self.busy.findall(self.scrape())
         return {int(gpu): float(value) / self.scale for gpu, value in found}
 
 
 def exporters() -> list[Exporter]:
-    """Ours first."""
+    """Return Rankscope's exporter and nvitop-exporter."""
 
     def nvitop(port: int) -> list[str]:
         return [sys.executable, "-m", "nvitop_exporter", "--hostname=node", f"--port={port}"]
@@ -91,10 +90,10 @@ def ours(name: str, *flags: str) -> Exporter:
 
 @dataclass
 class Node:
-    """What both run on."""
+    """The node on which exporters run."""
 
     start_unix: float
-    """When the scenario began."""
+    """The unix time at which the scenario started."""
 
 
 @contextmanager
@@ -105,8 +104,8 @@ def running(
     alone: bool = False,
     more: Sequence[Exporter] = (),
 ) -> Iterator[tuple[Node, list[Exporter]]]:
-    """Both exporters, or ours `alone`, and `more`, on a scenario that begins now and may name the pids of the ranks."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as stack:  # tmpfs, as in use
+    """Run both exporters (or only Rankscope's) and `more` on a scenario that starts now and gets the ranks' pids."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as stack:  # tmpfs, as in production
         directory = Path(name)
         pids = [stack.enter_context(_process(_live, directory, rank)) for rank in range(ranks)]
         node, simulated = Node(time.time()), scenario(pids)
@@ -157,7 +156,7 @@ def _process(run: Callable[[Path, int], None], directory: Path, rank: int) -> It
 
 
 def _live(directory: Path, rank: int) -> None:
-    """A rank that trains: it goes through its phases and takes ten steps a second."""
+    """Run a rank that goes through its phases and makes ten steps a second."""
     writer = RankWriter()
     timeline = Timeline(writer)
     writer.publish(directory, f"benchmark.{rank}", _info(rank))

@@ -1,4 +1,4 @@
-"""The series of many simulated ranks and their GPUs, served as exporters would: for what the rules cost."""
+"""The series of many simulated ranks and their GPUs, served like exporters, to measure the cost of the rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope_exporter.ranks.step_alignment import CAUSES, UNKNOWN
 
 RANKS_PER_NODE = 8
 RUN = "simulated"
-# Under NCCL the host issues work and then waits for the device; where the time goes, the device knows.
+# With NCCL the host issues work and then waits for the device; the device knows where the time goes.
 HOST_PHASES = dict.fromkeys(NAMES, 0.0) | {
     "other": 0.03,
     "data_wait": 0.02,
@@ -35,16 +35,16 @@ DEVICE_PHASES = {
     "device_wait": 0.01,
     "optimizer": 0.1,
 }
-DRY = 0.05  # of the time in the phases in which the host issues work
-MEASURED = 0.5  # of the steps: one a second
-LEVEL = 6  # of the reference steps: one in 64, which is 32 s
+DRY = 0.05  # ratio of the time in phases in which the host issues work
+MEASURED = 0.5  # ratio of the steps: one a second
+LEVEL = 6  # of the reference steps: one in 64, every 32 s
 LAGGARD, LAG = 5, 0.2
 STEPS = 2.0  # a second
 BOUNDS = (*map(str, STEP_BOUNDS), "+Inf")
 
 
 def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
-    """The lines of /metrics about one rank that is `age` seconds old."""
+    """Yield the lines of /metrics about one rank that is `age` seconds old."""
     swing = 1 + 0.02 * (rank * 7919 % 1000) / 1000
     own = f'run="{RUN}",rank="{rank}"'
     group = f'group="0-{ranks - 1}"'
@@ -88,13 +88,13 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
 
 
 def device_series(rank: int, own: str, swing: float, age: float) -> Iterator[str]:
-    """The lines about the steps that were measured on its device: together, aligned, and the reference step."""
+    """Yield the lines about the steps measured on the device: their sums, their alignment, and the reference step."""
     moved = {"backward": LAG} if rank == LAGGARD else {"collective_wait": LAG}
     shares = {phase: share * swing * (1 - LAG) + moved.get(phase, 0.0) for phase, share in DEVICE_PHASES.items()}
     measured = MEASURED * age
-    # A node without the laggard sees that all of its ranks wait.
-    is_beside = rank // RANKS_PER_NODE == LAGGARD // RANKS_PER_NODE
-    floor = DEVICE_PHASES["collective_wait"] * (1 - LAG) + LAG * (not is_beside)
+    # On a node without the laggard, all ranks wait.
+    has_laggard = rank // RANKS_PER_NODE == LAGGARD // RANKS_PER_NODE
+    floor = DEVICE_PHASES["collective_wait"] * (1 - LAG) + LAG * (not has_laggard)
     for phase, share in shares.items():
         yield f'rankscope_rank_device_seconds_total{{{own},phase="{phase}"}} {share * measured:.6f}'
         if phase in ISSUING:
@@ -105,7 +105,7 @@ def device_series(rank: int, own: str, swing: float, age: float) -> Iterator[str
         "aligned_steps": STEPS * measured,
         "aligned_step_seconds": measured,
         "transfer_floor_seconds": floor * measured,
-        "skew_seconds": LAG * (is_beside and rank != LAGGARD) * measured,
+        "skew_seconds": LAG * (has_laggard and rank != LAGGARD) * measured,
     }.items():
         yield f"rankscope_rank_{name}_total{{{own}}} {value:.6f}"
     for phase in (*CAUSES, UNKNOWN):
@@ -117,14 +117,14 @@ def device_series(rank: int, own: str, swing: float, age: float) -> Iterator[str
 
 
 def reference_step(newest: int) -> int:
-    """The last that was chosen."""
+    """Return the last reference step up to the newest step."""
     block = newest >> LEVEL
     chosen = next_sampled(block << LEVEL, LEVEL)
     return chosen if chosen <= newest else next_sampled((block - 1) << LEVEL, LEVEL)
 
 
 def gpu_series(rank: int, age: float) -> Iterator[str]:
-    """The lines about its GPU that the rules read."""
+    """Yield the lines about the rank's GPU that the rules read."""
     own = f'gpu="{rank % RANKS_PER_NODE}",uuid="GPU-{rank}"'
     yield f'rankscope_gpu_info{{{own},node="node-{rank // RANKS_PER_NODE}",name="NVIDIA H100 80GB HBM3"}} 1'
     yield f'rankscope_gpu_state_info{{{own},state="working"}} 1'
@@ -158,7 +158,7 @@ def gpu_series(rank: int, age: float) -> Iterator[str]:
 
 
 def serve(ranks: int) -> ThreadingHTTPServer:
-    """One server for all nodes: /N is the exporter of node N."""
+    """Start one server for all nodes: /N is the exporter of node N."""
     began = time.time() - 3600.0
 
     class Handler(BaseHTTPRequestHandler):
@@ -173,7 +173,7 @@ def serve(ranks: int) -> ThreadingHTTPServer:
             self.wfile.write(("\n".join(lines) + "\n").encode())
 
         def log_message(self, *_: object) -> None:
-            """A line a scrape is of no use."""
+            """Log no requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

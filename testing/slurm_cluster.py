@@ -1,7 +1,7 @@
-"""A Slurm cluster of one node with four GPUs that are none: slurmctld, slurmd and munged of this machine, run by root.
+"""A Slurm cluster of one node with four fake GPUs: slurmctld, slurmd and munged of this machine, run by root.
 
-Everything is below one directory, ports are free ones, and all daemons run in the foreground and are stopped by their
-pids. With `root`, the programs are those that unpack_slurm.sh has put there: so several versions run on one machine.
+Everything is in one directory, ports are free ones, and all daemons run in the foreground and are stopped by their
+pids. With `root`, the programs are those that unpack_slurm.sh put there, so that several versions run on one machine.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ PrologFlags=Alloc
 
 
 class SlurmError(RuntimeError):
-    """The cluster does not do what it has to do; the text has the end of a log."""
+    """The cluster failed. The text has the end of a log."""
 
 
 def is_installed(root: Path | None = None) -> bool:
-    """Return whether there is a Slurm to run, and the right to run it."""
+    """Return whether Slurm is installed and this process is root."""
     return os.geteuid() == 0 and all(_found(name, root) for name in ("munged", "slurmctld", "slurmd"))
 
 
 class SlurmCluster:
-    """Runs while its block does."""
+    """A cluster that runs until its block ends."""
 
     def __init__(self, directory: Path, root: Path | None = None, **settings: object) -> None:
-        """`settings` are further lines of slurm.conf."""
+        """Prepare the cluster. `settings` are more lines of slurm.conf."""
         self.directory, self._root = directory, root.resolve() if root else None
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._programs = {name: self._program(name) for name in PROGRAMS}
@@ -84,16 +84,15 @@ class SlurmCluster:
 
     @property
     def version(self) -> str:
-        """Return Slurm's."""
         return self.run("sinfo", "--version").split()[-1]
 
     def environment(self) -> Mapping[str, str]:
-        """Return the environment in which Slurm's commands find this cluster, and are found."""
+        """Return the environment of Slurm's commands for this cluster."""
         path = os.environ["PATH"] if self._root is None else f"{self._root}/usr/bin:{os.environ['PATH']}"
         return {**os.environ, "SLURM_CONF": str(self.directory / "slurm.conf"), "PATH": path}
 
     def run(self, program: str, *arguments: object, uid: int = 0) -> str:
-        """Return what a command of Slurm prints. Raises SlurmError."""
+        """Return the output of a Slurm command. Raises SlurmError."""
         drop = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
         command = [*drop, self._programs[program], *map(str, arguments)]
         done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False)
@@ -102,15 +101,15 @@ class SlurmCluster:
         return done.stdout
 
     def submit(self, script: Path, *options: object, uid: int = 0) -> str:
-        """Queue a batch script; return the job's number."""
+        """Queue a batch script. Return the job's number."""
         return self.run("sbatch", "--parsable", *options, script, uid=uid).strip()
 
     def show(self, job: str) -> Mapping[str, str]:
-        """Return what the controller says of a job."""
+        """Return the controller's fields of a job."""
         return dict(re.findall(r"(\w+)=(\S*)", self.run("scontrol", "--oneliner", "--details", "show", "job", job)))
 
     def wait_for(self, job: str, *states: str, within: float = 60.0) -> Mapping[str, str]:
-        """Return what the controller says of a job once it is in one of these states. Raises SlurmError."""
+        """Return the controller's fields of a job once it is in one of these states. Raises SlurmError."""
         deadline = time.monotonic() + within
         while (shown := self.show(job))["JobState"] not in states:
             if time.monotonic() > deadline:
@@ -130,7 +129,7 @@ class SlurmCluster:
             (directory / name).mkdir(parents=True)
         directory.chmod(0o755)
         (directory / "munge").chmod(0o711)
-        for gpu in range(GPUS):  # Slurm wants a device, and asks nothing of it
+        for gpu in range(GPUS):  # Slurm needs a device file but does not use it
             os.mknod(directory / "gpus" / f"nvidia{gpu}", 0o666 | stat.S_IFCHR, NULL)
         key = directory / "munge" / "key"
         key.write_bytes(os.urandom(128))

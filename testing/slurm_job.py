@@ -1,6 +1,6 @@
-"""A training of some seconds for a Slurm job: two ranks over gloo, of which one is slow from a third of the steps on.
+"""A training job of some seconds for Slurm: two ranks over gloo, one of which is slow after a third of the time.
 
-Each rank writes down when it began and had imported torch, and with it the hook, and when it ended, by its own clock.
+Each rank writes when it started, had imported torch and the hook, and ended, by its own clock.
 """
 
 import json
@@ -20,7 +20,7 @@ STEP, DELAY = 0.02, 0.03  # seconds
 
 
 class Slow(torch.nn.Linear):
-    """A layer that takes its time."""
+    """A layer with a fixed duration."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         time.sleep(STEP)
@@ -33,7 +33,7 @@ def main() -> None:
     rank = dist.get_rank()
     model = DistributedDataParallel(Slow(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    # The number of steps is the ranks' in common; their time is not.
+    # All ranks make the same number of steps; their clocks differ.
     began, going = time.time(), torch.ones(1)
     while going.item():
         is_late = rank == 1 and time.time() - began > seconds / 3

@@ -1,4 +1,4 @@
-"""All that watches, fast or as shipped: exporters, Prometheus with the rules, Alertmanager, a webhook receiver."""
+"""The monitoring stack, fast or as shipped: exporters, Prometheus with the rules, Alertmanager, a webhook receiver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SomeServer = TypeVar("SomeServer", bound=servers.Server)
 
 
 class Stack:
-    """The servers, started when the context is entered and stopped when it is left."""
+    """The servers, started and stopped with the context."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Stack:
         speed: ModuleType = fast,
         targets: Sequence[str] | None = None,
     ) -> None:
-        """`speed` is the module whose configurations are taken; `targets` are scraped instead of `exporters`."""
+        """Prepare the stack. `speed` is the module with its configurations; by default it scrapes `exporters`."""
         self._directory, self._on_start, self._speed = directory, on_start, speed
         self._targets = targets or [server.address for server in exporters]
         self.exporters = exporters
@@ -52,7 +52,7 @@ class Stack:
         self._started.close()
 
     def notified(self, name: str, within: float, since: float = 0.0) -> Notification | None:
-        """The first notification of the alert `name` received after `since` (unix time), waiting `within` seconds."""
+        """Return the first notification of the alert since `since` (unix time). Waits up to `within` seconds."""
         wait_for(lambda: self._found(name, since), within)
         return self._found(name, since)
 
@@ -68,7 +68,7 @@ class Stack:
 
 
 def wait_for(condition: Callable[[], object], seconds: float) -> bool:
-    """Whether `condition` came true within `seconds`."""
+    """Wait up to `seconds` for the condition. Return whether it came true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

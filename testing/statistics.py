@@ -1,4 +1,4 @@
-"""Statistics of measurements: percentiles, bootstrap intervals, and counts that are compared."""
+"""Statistics of measurements: percentiles, bootstrap intervals, and comparisons of counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Resample(Protocol):
-    """Returns as many values as it gets, drawn from them with replacement."""
+    """A function that draws as many values as it gets, with replacement."""
 
     def __call__(self, values: Sequence[T], /) -> list[T]: ...
 
@@ -35,7 +35,7 @@ class Interval(NamedTuple):
 def bootstrap(estimate: Callable[[Resample], float], resamples: int = RESAMPLES) -> Interval:
     """Return the estimate and its interval (percentile method).
 
-    `estimate` passes each group of values that is drawn independently through its argument.
+    `estimate` passes each independent group of values through its argument.
     """
     generator = random.Random(0)
 
@@ -48,12 +48,11 @@ def bootstrap(estimate: Callable[[Resample], float], resamples: int = RESAMPLES)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median and its interval."""
     return bootstrap(lambda resample: statistics.median(resample(values)))
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that this share of the values does not exceed (nearest rank); NaN if there is none."""
+    """Return the smallest value that this ratio of the values does not exceed (nearest rank); NaN without values."""
     if not values:
         return math.nan
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
@@ -80,7 +79,7 @@ def newcombe(first: int, second: int, of: int) -> tuple[float, float]:
 
 
 def fisher(first: int, second: int, of: int) -> tuple[float, float]:
-    """Return Fisher's exact test of two counts, each of `of`: p that the first is as large, p that they differ so."""
+    """Return Fisher's exact test of two counts, each of `of`: p for a first count as large, p for such a difference."""
     total = first + second
     ways = {count: math.comb(of, count) * math.comb(of, total - count) for count in range(total + 1)}
     everything = sum(ways.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write(path: Path, text: object) -> None:
-    """Write a file of sysfs, with its line feed."""
+    """Write a file of sysfs, with a final newline."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n", errors="surrogateescape")
 
@@ -38,7 +38,6 @@ def port(
 
 
 def interface(root: Path, name: str, *, is_hardware: bool = True, operstate: str = "up", **statistics: int) -> None:
-    """Write an Ethernet interface."""
     directory = root / "class/net" / name
     write(directory / "operstate", operstate)
     if is_hardware:

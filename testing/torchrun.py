@@ -1,4 +1,4 @@
-"""Jobs of several ranks, started as torchrun starts them, and what they print."""
+"""Jobs of several ranks, started with torchrun, and their reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def torchrun(ranks: int, *job: object, options: tuple[str, ...] = ("--standalone",)) -> list[str]:
-    """Return the command that starts a job: a script or `-m` and a module, and its arguments."""
+    """Return the command of a job: a script or `-m` and a module, with arguments."""
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *options]
     return [*command, *map(str, job)]
 
@@ -21,7 +21,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def reports(ranks: int, *job: object, **variables: str) -> list[dict[str, Any]]:
-    """Run a job to its end, and return what its ranks have reported, by rank."""
+    """Run a job to its end. Return its ranks' reports, by rank."""
     done = subprocess.run(
         torchrun(ranks, *job), env=environment(**variables), capture_output=True, text=True, check=False
     )

@@ -1,10 +1,9 @@
 #!/bin/sh
-# Unpack the Slurm of another Debian release below a directory, to be run there beside this machine's own:
+# Unpack the Slurm of another Debian release into a directory, to run it without installing it:
 #
 #     testing/unpack_slurm.sh sid /tmp/slurm-sid && python -m validation.slurm --root /tmp/slurm-sid
 #
-# Its programs are given the loader and the libraries that are unpacked with them, so nothing is installed. Needs apt,
-# and patchelf.
+# Its programs use the unpacked loader and libraries. Needs apt and patchelf.
 set -eu
 suite=$1
 mkdir -p "$2"

@@ -8,9 +8,9 @@ NOBODY = 65534
 
 
 def become(uid: int) -> None:
-    """Give up this process's user for another one; only root can.
+    """Change this process's user and group; only root can.
 
-    Everything has to be imported before: other users may be unable to enter the directory of the interpreter.
+    Import everything before: another user may be unable to enter the directory of the interpreter.
     """
     os.setgroups([])
     os.setresgid(uid, uid, uid)

@@ -1,4 +1,4 @@
-"""A receiver for Alertmanager's webhook: keeps every notification and prints each as one readable line."""
+"""A receiver for Alertmanager's webhook that keeps every notification and can print it as one readable line."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Notification:
 
     @property
     def is_firing(self) -> bool:
-        """Whether it reports a fault, not a fault's end."""
+        """Return whether it reports a fault, not its end."""
         return self.status == "firing"
 
     def line(self) -> str:
-        """What a person reads."""
+        """Return the notification as one line."""
         word = self.labels.get("severity", "firing") if self.is_firing else "resolved"
         clock = time.strftime("%H:%M:%S", time.localtime(self.received))
         return f"{clock}  {word.upper():9} {self.name}: {self.annotations.get('summary', '')}"
 
 
 class WebhookReceiver:
-    """Listens on loopback; `notifications` grows as they arrive."""
+    """A server on loopback; `notifications` grows as they arrive."""
 
     def __init__(self, on_notification: Callable[[Notification], None] = lambda _: None) -> None:
         self.notifications: list[Notification] = []
@@ -56,18 +56,18 @@ class WebhookReceiver:
         self._thread.join()
 
     def firing(self) -> list[Notification]:
-        """What reported a fault, in the order of arrival."""
+        """Return the notifications of firing alerts, in the order of arrival."""
         return [notification for notification in self.notifications if notification.is_firing]
 
     def _receive(self, message: dict[str, Any]) -> None:
-        received = time.time()  # the same for all of a message: a message is what a person is woken by
+        received = time.time()  # the same for all alerts of a message
         for alert in message["alerts"]:
             fields = (alert["status"], alert["labels"], alert["annotations"], alert["startsAt"])
             notification = Notification(*fields, received=received)
             self.notifications.append(notification)
             self._on_notification(notification)
 
-    def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - two selfs meet here
+    def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - `self` is the handler's
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 receiver._receive(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -75,6 +75,6 @@ class WebhookReceiver:
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Alertmanager's own log says enough."""
+                """Alertmanager has its own log."""
 
         return Handler

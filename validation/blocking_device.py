@@ -1,13 +1,13 @@
-"""Measure what a GPU that blocks, a GPU that is lost and a driver that is unloaded cost the other GPUs.
+"""Measure the effect of a blocked GPU, a lost GPU and an unloaded driver on the other GPUs.
 
     python -m validation.blocking_device --save
 
-On one machine with eight simulated GPUs that work and eight ranks that train, the exporter is scraped five times a
-second. One after another, a call into the driver about GPU 3 does not return for 60 s; GPU 5 is lost for 20 s and
-comes back; and the driver is unloaded for 20 s and comes back. Each GPU is busy for a share of its own of the time, so
-the loss of the others is exact: the counter's increase from one scrape to another, against the truth between the last
-samples that it contains, whose times the exporter publishes. Of the failed GPU itself, what the driver's ring still
-holds when it answers again (20 s) is counted. The rest is not: the exporter invents nothing.
+On one machine with eight working simulated GPUs and eight training ranks, the exporter is scraped five times a second.
+One after another, a call into the driver about GPU 3 does not return for 60 s; GPU 5 is lost for 20 s and comes back;
+and the driver is unloaded for 20 s and comes back. Each GPU has its own busy ratio, so the loss of the others is exact:
+the counter's increase between two scrapes is compared with the truth between the last samples that it contains, whose
+times the exporter publishes. For the failed GPU itself, the samples still in the driver's ring when it answers again
+(20 s) are counted. The rest is not: the exporter invents nothing.
 """
 
 from __future__ import annotations
@@ -32,20 +32,18 @@ from rankscope_exporter.simulation.scenario import Scenario
 from rankscope_exporter.simulation.timeline import State, Timeline
 
 GPUS = 8
-START = 15.0  # seconds, until the first fault: the exporter starts, and is watched while all is well
-EVERY = 0.2  # seconds between the scrapes' beginnings
+START = 15.0  # seconds until the first fault: the exporter starts, and is observed while all GPUs are healthy
+EVERY = 0.2  # seconds between the starts of scrapes
 BLOCKED, LOST = 3, 5  # GPUs
-SHARES = [
-    round(0.3 + 0.1 * gpu, 1) for gpu in range(GPUS)
-]  # of the time, whole percents: that is what the driver's ring holds
+SHARES = [round(0.3 + 0.1 * gpu, 1) for gpu in range(GPUS)]  # busy ratios in whole percents, as in the driver's ring
 LINE = re.compile(r'^(rankscope_gpu_\w+)\{gpu="(\d+)",[^}]*\} (\S+)$', re.M)
 UP, BUSY, LAST = "rankscope_gpu_up", "rankscope_gpu_busy_seconds_total", "rankscope_gpu_last_busy_timestamp_seconds"
-STAY = re.compile("rankscope_gpu_(up|xid_.*)")  # what is said of a GPU that is down
+STAY = re.compile("rankscope_gpu_(up|xid_.*)")  # series of a GPU that is down
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with which GPUs, in seconds from the scenario's beginning."""
+    """A fault of some GPUs, in seconds from the scenario's start."""
 
     name: str
     gpus: tuple[int, ...]
@@ -55,33 +53,32 @@ class Fault:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one scrape told; `at` is its beginning in seconds from the scenario's."""
+    """The result of one scrape; `at` is its start in seconds from the scenario's start."""
 
     at: float
     seconds: float
     values: Mapping[str, Mapping[int, float]]
-    """Of UP, BUSY and LAST, by GPU."""
+    """UP, BUSY and LAST, by GPU."""
     others: Mapping[int, int]
-    """How many more series each GPU has, those that stay when it is down left out."""
+    """The number of other series by GPU, without those that stay when it is down."""
     has_nan: bool
     threads: int
     resident_bytes: int
 
 
 def faults(start: float, seconds: float, rest: float) -> list[Fault]:
-    """One after another, the later two a third as long, with a `rest` between them."""
+    """Return three faults in a row with `rest` seconds between them; the last two take a third of `seconds`."""
     blocked = Fault("blocked", (BLOCKED,), start, start + seconds)
     lost = Fault("lost", (LOST,), blocked.end + rest, blocked.end + rest + seconds / 3)
     return [blocked, lost, Fault("unloaded", (*range(GPUS),), lost.end + rest, lost.end + rest + seconds / 3)]
 
 
 def scenario(planned: Sequence[Fault]) -> Scenario:
-    """The machine to which that happens."""
     blocked, lost, unloaded = planned
     length = blocked.end - blocked.start
     busy = [State(busy=share) for share in SHARES]
     states = [[(0.0, state)] for state in busy]
-    # One call blocks: a reading begins within the first second, and those that follow it go through.
+    # One call blocks: a reading starts within the first second, and later ones go through.
     blocking = State(busy=SHARES[BLOCKED], blocks={"nvmlDeviceGetTemperature": length})
     states[BLOCKED] += [(blocked.start, blocking), (blocked.start + 2, busy[BLOCKED])]
     states[LOST] += [(lost.start, State(lost=True)), (lost.end, busy[LOST])]
@@ -90,7 +87,7 @@ def scenario(planned: Sequence[Fault]) -> Scenario:
 
 
 def observe(exporter: Exporter, start_unix: float, until: float) -> Iterator[Seen]:
-    """Scrape in a steady rhythm, as Prometheus does, until so many seconds after the scenario's beginning."""
+    """Scrape at a steady interval, as Prometheus does, until `until` seconds after the scenario's start."""
     due = time.time()
     while (began := time.time()) - start_unix < until:
         clock = time.perf_counter()
@@ -102,7 +99,7 @@ def observe(exporter: Exporter, start_unix: float, until: float) -> Iterator[See
 
 
 def parse(body: str, at: float, seconds: float, pid: int) -> Seen:
-    """What the body says, and what the process with this id looks like now."""
+    """Return the result of a scrape with this body, with threads and memory of the process."""
     values: dict[str, dict[int, float]] = {UP: {}, BUSY: {}, LAST: {}}
     others: Counter[int] = Counter()
     for name, gpu, value in LINE.findall(body):
@@ -115,7 +112,7 @@ def parse(body: str, at: float, seconds: float, pid: int) -> Seen:
 
 
 def phases(planned: Sequence[Fault], seen: Sequence[Seen]) -> dict[str, list[Seen]]:
-    """The scrapes before, during and after each fault, by name."""
+    """Return the scrapes before, during and after each fault, by name."""
     marks = [("before", 0.0)]
     for fault in planned:
         marks += [(fault.name, fault.start), (f"after {fault.name}", fault.end)]
@@ -124,7 +121,7 @@ def phases(planned: Sequence[Fault], seen: Sequence[Seen]) -> dict[str, list[See
 
 
 def phase_row(scrapes: Sequence[Seen]) -> dict[str, Any]:
-    """What the exporter was like."""
+    """Return the exporter's figures in these scrapes."""
     durations = [scrape.seconds for scrape in scrapes]
     return {
         "scrapes": len(scrapes),
@@ -136,7 +133,7 @@ def phase_row(scrapes: Sequence[Seen]) -> dict[str, Any]:
 
 
 def fault_row(fault: Fault, seen: Sequence[Seen], timelines: Sequence[Timeline], start_unix: float) -> dict[str, Any]:
-    """What its GPUs and the others went through, by the scrapes from just before it until the next."""
+    """Return the figures of a fault, from the scrape before it to the next fault."""
     down = [scrape for scrape in seen if down_in(fault, scrape)]
     back = [scrape for scrape in seen if down and scrape.at > down[-1].at]
     others = [gpu for gpu in range(GPUS) if gpu not in fault.gpus]
@@ -155,14 +152,14 @@ def fault_row(fault: Fault, seen: Sequence[Seen], timelines: Sequence[Timeline],
 
 
 def down_in(fault: Fault, scrape: Seen) -> list[int]:
-    """Those of its GPUs that the scrape calls down."""
+    """Return the fault's GPUs that are down in the scrape."""
     return [gpu for gpu in fault.gpus if scrape.values[UP].get(gpu) == 0]
 
 
 def lost(gpus: Sequence[int], seen: Sequence[Seen], timelines: Sequence[Timeline], start_unix: float) -> float | None:
-    """The most busy seconds that one of these GPUs did and its counter did not, from the first scrape to the last.
+    """Return the most busy seconds of one of these GPUs that its counter missed, from the first scrape to the last.
 
-    Negative is what the counter made up. Exact to one sampling period: the exporter notes when a sample came.
+    Negative seconds were invented. Exact to one sampling period: the exporter publishes when a sample came.
     """
     missing = []
     for gpu in gpus:
@@ -172,21 +169,22 @@ def lost(gpus: Sequence[int], seen: Sequence[Seen], timelines: Sequence[Timeline
         (low, since), (high, until) = known[0], known[-1]
         done = timelines[gpu].seconds(until - start_unix) - timelines[gpu].seconds(since - start_unix)
         missing.append(done.utilized - (high - low))
-    return round(max(missing, key=abs), 3) + 0.0 if missing else None  # + 0.0: of -0.0
+    return round(max(missing, key=abs), 3) + 0.0 if missing else None  # + 0.0 avoids -0.0
 
 
 def decreases(values: Sequence[float | None]) -> int:
-    """How often a counter went backwards, absences left out."""
+    """Return how often a counter decreased, without absent values."""
     known = [value for value in values if value is not None]
     return sum(later < earlier for earlier, later in itertools.pairwise(known))
 
 
 def started(pid: int) -> str:
-    """When the process began, as the kernel counts: another one with the same id began at another time."""
+    """Return the process's start time in the kernel's ticks: another process with the same id has another one."""
     return stat(pid)[19]
 
 
 def measure(planned: Sequence[Fault], rest: float) -> dict[str, Any]:
+    """Run the scenario, and return all figures."""
     simulated = scenario(planned)
     with running(lambda _: simulated, ranks=GPUS, alone=True) as (node, (exporter,)):
         if (late := time.time() - node.start_unix) > planned[0].start - 2:
@@ -204,7 +202,7 @@ def measure(planned: Sequence[Fault], rest: float) -> dict[str, Any]:
 def rows(
     planned: Sequence[Fault], seen: Sequence[Seen], timelines: Sequence[Timeline], start_unix: float
 ) -> dict[str, Any]:
-    """What the scrapes tell of each phase and of each fault."""
+    """Return the figures of each phase and of each fault."""
     found = phases(planned, seen)
     names = list(found)
     around = {
@@ -217,17 +215,17 @@ def rows(
 
 
 def tables(figures: dict[str, Any]) -> list[str]:
-    """Return the phases and the faults as Markdown, and what holds of the process."""
+    """Return tables of the phases and the faults, and a sentence about the process."""
     head = ("", "scrapes", "scrape P50 (ms)", "longest (ms)", "threads", "resident memory (MiB)")
     phase_rows = [(name, *row.values()) for name, row in figures["phases"].items()]
     shown = {
-        "`rankscope_gpu_up` 0, after its beginning (s)": "down_after_seconds",
-        "`rankscope_gpu_up` 1, after its end (s)": "back_after_seconds",
+        "`rankscope_gpu_up` 0, after the start (s)": "down_after_seconds",
+        "`rankscope_gpu_up` 1, after the end (s)": "back_after_seconds",
         "scrapes while it was 0": "scrapes_while_down",
-        "other series of what was down, in all of these scrapes": "series_while_down",
+        "other series of the GPUs that were down, in all of these scrapes": "series_while_down",
         "busy time of these GPUs not counted (s)": "lost_busy_seconds",
         "busy time of the other GPUs not counted (s)": "others_lost_busy_seconds",
-        "scrapes in which another GPU was down": "others_down",
+        "scrapes with another GPU down": "others_down",
         "busy counters that decreased": "decreases",
     }
     faults = figures["faults"]
@@ -241,9 +239,10 @@ def tables(figures: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=60, help="for which the GPU blocks; the others: a third")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="seconds of the blocked GPU; other faults take a third"
+    )
     parser.add_argument("--rest", type=float, default=15, help="seconds after each fault")
     options = parser.parse_args()
     figures = measure(faults(START, options.seconds, options.rest), options.rest)

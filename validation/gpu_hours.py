@@ -2,11 +2,11 @@
 
     python -m validation.gpu_hours --minutes 30 --save
 
-One Prometheus for each interval scrapes ranks whose losses are known, half of their time, with the rules that render.py
-makes for the interval and a price. In the middle it is killed, and started again after a while. The sum of the rules is
-compared with what was lost, without the outage: all evaluations around it in which the sum did not grow, as Prometheus
-needs two scrapes for a rate. `longer than away` is how much longer that was than Prometheus was away. The sum must not
-start again from zero.
+One Prometheus for each interval scrapes ranks with known losses (half of their time), with the rules that render.py
+makes for the interval and a price. In the middle it is killed, and started again after a while. The rules' sum is
+compared with the true loss outside of the outage. The outage consists of the evaluations in which the sum did not grow,
+because Prometheus needs two scrapes for a rate. `longer than away` is its duration minus the time that Prometheus was
+down. The sum must not restart from zero.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RANKS = 4
 SHARES = {"forward": 0.5, "data_wait": 0.3, "checkpoint": 0.15, "other": 0.05}
 LOST = RANKS * (1 - SHARES["forward"])  # GPU-hours an hour
 PRICE = 2.5
-PAUSE_AT, PAUSE = 0.5, 0.15  # parts of the run
+PAUSE_AT, PAUSE = 0.5, 0.15  # ratios of the run
 SETTLED = 8  # intervals until every window is full, before and after the pause
 HOURS, MONEY = "sum(run:rankscope_lost_gpu_hours:total)", "sum(run:rankscope_lost_money:total)"
 
@@ -48,11 +48,11 @@ class Exporter(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server names it so
-        """Nothing."""
+        """Log no requests."""
 
 
 def series(now: float, began: float) -> Iterator[str]:
-    """What an exporter shows of them."""
+    """Yield the lines of an exporter about these ranks."""
     yield f"rankscope_exporter_time_seconds {now:.3f}"
     yield 'rankscope_exporter_build_info{version="0"} 1'
     for rank in range(RANKS):
@@ -67,7 +67,7 @@ def series(now: float, began: float) -> Iterator[str]:
 
 
 def configuration(directory: Path, interval: int, port: int) -> str:
-    """Of a Prometheus with the rules for this interval, and the default interval of evaluation."""
+    """Return the configuration of a Prometheus with the rules for this interval and the default evaluation interval."""
     price = directory / "price.yml"
     price.write_text(f"gpu_hour_price: {PRICE}\n")
     rules = directory / "rules.yml"
@@ -83,7 +83,7 @@ def configuration(directory: Path, interval: int, port: int) -> str:
 
 
 def measure(interval: int, seconds: float, port: int) -> dict[str, float]:
-    """What was added up at one interval, and what was lost while it was."""
+    """Return the sum at one interval, and the true loss."""
     with tempfile.TemporaryDirectory() as name:
         prometheus = servers.prometheus(Path(name), configuration(Path(name), interval, port))
         began = time.time()
@@ -116,7 +116,7 @@ def measure(interval: int, seconds: float, port: int) -> dict[str, float]:
 
 
 def samples(prometheus: servers.Prometheus, query: str, began: float, interval: int) -> list[Sample]:
-    """Each sum, at the time of its evaluation, from when the windows were full."""
+    """Return each sum with the time of its evaluation, once the windows were full."""
     span = f"[{int(time.time() - began - SETTLED * interval)}s:1s]"
     (found,) = prometheus.query(f"timestamp(run:rankscope_lost_gpu_hours:total{{cause='data'}}){span}")
     times = sorted({float(value) for _, value in found["values"]})
@@ -129,12 +129,11 @@ def _at(prometheus: servers.Prometheus, query: str, when: float) -> float:
 
 
 def increase(found: Sequence[Sample]) -> float:
-    """Of the whole."""
+    """Return the difference of the last and the first sum."""
     return found[-1][1] - found[0][1]
 
 
 def table(results: list[dict[str, float]]) -> str:
-    """Return a row for each interval."""
     heads = ["evaluation interval", "evaluated", "Prometheus away", "longer than away"]
     heads += ["lost GPU-hours", "by the rules", "error", "error of money"]
     rows = [

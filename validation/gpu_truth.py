@@ -1,12 +1,12 @@
-"""Measure how far the busy ratio of each exporter is from the truth.
+"""Measure the error of each exporter's busy ratio.
 
     python -m validation.gpu_truth --save
 
 Eight simulated GPUs are busy 5% of the time: four for 1 s every 20 s, four for 50 ms every second, each a quarter of a
-second later than the one before. Both exporters are scraped once a second. Every scrape interval and every phase of it
-is taken from that one recording, at each second that has the 5 minutes before it in the recording: the counter of
-Rankscope as PromQL's rate(…[5m]), the gauge of nvitop-exporter as avg_over_time(…[5m]). The error is the distance from
-what the GPU did in those 5 minutes, in percentage points.
+second after the one before. Both exporters are scraped once a second. All scrape intervals and their phases are taken
+from this recording, at each second with 5 minutes before it: Rankscope's counter as PromQL's rate(…[5m]),
+nvitop-exporter's gauge as avg_over_time(…[5m]). The error is the difference to the GPU's true busy ratio in those
+5 minutes, in percentage points.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ WINDOW = 300  # seconds
 INTERVALS = (5, 15, 30, 60)  # seconds
 PATTERNS = {"1 s every 20 s": (1.0, 20.0), "50 ms every 1 s": (0.05, 1.0)}
 OFFSETS = (0.0, 0.25, 0.5, 0.75)  # seconds
-START_UP = 60  # seconds that the exporters may take before the recording begins
+START_UP = 60  # seconds for the exporters' start, before the recording
 
 Sample = tuple[float, float]
-Recording = dict[int, list[Sample]]  # by GPU; seconds since the recording began, and the value
+Recording = dict[int, list[Sample]]  # by GPU; seconds since the start of the recording, and the value
 
 
 def bursts(length: float, period: float, offset: float, end: float) -> Timeline:
-    """Busy for `length` at the beginning of each period, the first at `offset`."""
+    """Return a timeline with `length` busy seconds at the start of each period, the first at `offset`."""
     states = [(0.0, State())]
     for number in range(int(end / period) + 1):
         at = offset + number * period
@@ -42,12 +42,12 @@ def bursts(length: float, period: float, offset: float, end: float) -> Timeline:
 
 
 def timelines(end: float) -> list[Timeline]:
-    """One for each GPU: the patterns' offsets one after another."""
+    """Return one timeline for each GPU: each pattern with each offset."""
     return [bursts(*pattern, offset, end) for pattern in PATTERNS.values() for offset in OFFSETS]
 
 
 def record(exporters: Sequence[Exporter], seconds: int) -> tuple[float, list[Recording]]:
-    """The unix time at which it began, and each exporter's recording."""
+    """Return the unix time of the start, and each exporter's recording."""
     recordings: list[Recording] = [{} for _ in exporters]
     began = time.time()
     for second in range(seconds + 1):
@@ -60,24 +60,24 @@ def record(exporters: Sequence[Exporter], seconds: int) -> tuple[float, list[Rec
 
 
 def rate(samples: Sequence[Sample], start: float, end: float) -> float:
-    """PromQL's rate() of a counter over a window (Prometheus 2.42, promql/functions.go: extrapolatedRate)."""
+    """Return PromQL's rate of a counter over a window (Prometheus 2.42, promql/functions.go: extrapolatedRate)."""
     (first, low), (last, high) = samples[0], samples[-1]
     covered, increase = last - first, high - low
     average = covered / (len(samples) - 1)
     before, after = first - start, end - last
     if increase > 0:
-        before = min(before, covered * low / increase)  # a counter does not begin below zero
+        before = min(before, covered * low / increase)  # a counter does not start below zero
     limits = [gap if gap < 1.1 * average else average / 2 for gap in (before, after)]
     return increase * (covered + sum(limits)) / covered / (end - start)
 
 
 def mean(samples: Sequence[Sample], _start: float, _end: float) -> float:
-    """PromQL's avg_over_time()."""
+    """Return PromQL's avg_over_time of a gauge."""
     return statistics.fmean(value for _, value in samples)
 
 
 def windows(samples: Sequence[Sample], interval: int) -> Iterator[tuple[float, float, list[Sample]]]:
-    """Start, end and samples of every window, for every phase of the scrape interval."""
+    """Yield start, end and samples of every window, for every phase of the scrape interval."""
     for phase in range(interval):
         scraped = samples[phase::interval]
         for end in range(WINDOW, len(samples)):
@@ -88,7 +88,7 @@ def windows(samples: Sequence[Sample], interval: int) -> Iterator[tuple[float, f
 def errors(
     recording: Recording, gpus: range, interval: int, ratio: Callable[..., float], truth: Callable[..., float]
 ) -> list[float]:
-    """Each window's error in points."""
+    """Return each window's error in percentage points."""
     return [
         100 * (ratio(samples, start, end) - truth(gpu, start, end))
         for gpu in gpus
@@ -121,7 +121,7 @@ def measure(seconds: int) -> list[dict[str, Any]]:
 
 
 def row(pattern: str, interval: int, exporter: str, found: Sequence[float]) -> dict[str, Any]:
-    """Errors in points of a percent."""
+    """Return a row of the table, with errors in percentage points."""
     sizes = sorted(abs(error) for error in found)
     return {
         "bursts": pattern,
@@ -135,7 +135,6 @@ def row(pattern: str, interval: int, exporter: str, found: Sequence[float]) -> d
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as Markdown."""
     head = ("bursts", "scrape interval", "exporter", "median error", "largest error", "within 1 point")
     cells = [
         (
@@ -152,9 +151,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Record and publish."""
     parser = report.parser(__doc__)
-    parser.add_argument("--seconds", type=int, default=WINDOW + 60, help=f"to record, more than {WINDOW}")
+    parser.add_argument("--seconds", type=int, default=WINDOW + 60, help=f"seconds to record, more than {WINDOW}")
     options = parser.parse_args()
     if options.seconds <= WINDOW:
         parser.error(f"--seconds: {options.seconds} is not more than {WINDOW}")

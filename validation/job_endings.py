@@ -3,16 +3,16 @@
     OMP_NUM_THREADS=1 python -m validation.job_endings --jobs gather hugging_face --pairs 200 150 --save
 
 A job over gloo whose script ends right after `destroy_process_group()` may never end, with or without the hook (torch
-2.13). DDP's reducer has the last reference to the process group, so the group dies where the model does: at the end of
-the script's main function, with Python's lock held. The group's destructor joins gloo's thread. If that thread has not
-yet released the last all-gather, it frees it, and needs Python's lock to release its tensors, of which Python knows
+2.13). DDP's reducer has the last reference to the process group, so the group is destroyed with the model: at the end
+of the script's main function, with the GIL held. The group's destructor joins gloo's thread. If that thread has not yet
+released the last all-gather, it frees it, and needs the GIL to release tensors that have Python objects
 (`~AsyncAllgatherWork`, `TensorImpl::decref_pyobject`).
 
-So each job here gathers a metric last, destroys the group and returns. Runs with and without the hook take turns, also
-at being first. Ranks are forked from a process that has imported everything, and end as a script does, with the
+So each job here gathers a metric last, destroys the group and returns. Runs with and without the hook alternate, also
+in being first. Ranks are forked from a process that has imported everything, and end like a script, with the
 interpreter's whole finalization. A run has hung if the main thread of a rank that has reached its last metric sleeps
 for 20 s without a break. It is then killed. A second failure of torch is counted, too: if a thread of gloo's waits for
-Python's lock while the interpreter finalizes, Python ends the thread, and the process aborts.
+the GIL while the interpreter finalizes, Python ends the thread, and the process aborts.
 
 Brackets are 95% intervals (Wilson's; Newcombe's of the difference); p is Fisher's exact test, one-sided and two-sided.
 """
@@ -46,15 +46,15 @@ from rankscope.record.writer import SUFFIX
 
 RANKS = 2
 STEPS = 4
-HANGS_AFTER = 20.0  # seconds of sleep after the last metric; a healthy job has nothing to wait for but the other rank
-PUT_ASIDE_AFTER = 1.0  # seconds likewise: the next run begins, as what sleeps takes no processor
+HANGS_AFTER = 20.0  # seconds of sleep after the last metric; a healthy job waits only for the other rank
+PUT_ASIDE_AFTER = 1.0  # seconds of sleep after which the next run starts: a sleeping job needs no CPU
 TRAINED_WITHIN = 60.0  # seconds
 KINDS = {False: "without", True: "with"}
 OUTCOMES = ("hung", "aborted", "ended")
 
 
 def gather(reached: Callable[[], None]) -> None:
-    """DDP by hand, and a metric of all ranks."""
+    """Train with DDP, and gather a metric of all ranks."""
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(STEPS):
@@ -70,20 +70,20 @@ def gather(reached: Callable[[], None]) -> None:
 
 
 class WithLoss(nn.Module):
-    """A model that gives its own loss, as those of transformers do."""
+    """A model that returns its loss, as those of transformers do."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 2)
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Two classes."""
+        """Return loss and logits of two classes."""
         logits = self.layer(inputs)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
 def hugging_face(reached: Callable[[], None]) -> None:
-    """The Trainer, which gathers the losses of an evaluation."""
+    """Train with the Trainer, which gathers the losses of an evaluation."""
     from transformers import Trainer, TrainingArguments
 
     samples = [{"inputs": torch.randn(8), "labels": torch.tensor(1)} for _ in range(64)]
@@ -104,7 +104,7 @@ def hugging_face(reached: Callable[[], None]) -> None:
     dist.destroy_process_group()
 
 
-# The job, and what it imports at the latest when it trains (DDP: the compiler).
+# The jobs, with modules that they would import during training (DDP: the compiler).
 JOBS: dict[str, tuple[Callable[[Callable[[], None]], None], tuple[str, ...]]] = {
     "gather": (gather, ("torch._dynamo",)),
     "hugging_face": (hugging_face, ("torch._dynamo", "accelerate", "transformers.trainer")),
@@ -113,60 +113,58 @@ JOBS: dict[str, tuple[Callable[[Callable[[], None]], None], tuple[str, ...]]] = 
 
 @dataclass
 class Run:
-    """One job: its processes, and how each ended (an exit code, or that it hung)."""
+    """One job: its processes, and how each ended (an exit code, or None for a hang)."""
 
     is_hooked: bool
     directory: Path
     started: float = field(default_factory=time.monotonic)
     pids: list[int] = field(default_factory=list)
     codes: dict[int, int | None] = field(default_factory=dict)  # by pid; None: hung
-    has_reached: bool = False  # every rank, its last metric
-    awake: float = field(default_factory=time.monotonic)  # when a rank was last seen to do something, after that
+    has_reached: bool = False  # by all ranks: the last metric
+    awake: float = field(default_factory=time.monotonic)  # when a rank last did something after that
 
     def reached(self) -> Path:
-        """The file that has a byte for each rank that has come to its last metric."""
+        """Return the file with a byte for each rank that has reached its last metric."""
         return self.directory / "reached"
 
     def log(self) -> Path:
-        """What the ranks printed."""
+        """Return the file with the ranks' output."""
         return self.directory / "log"
 
-    def left(self) -> list[int]:
-        """The processes that have not ended."""
+    def running(self) -> list[int]:
+        """Return the processes that have not ended."""
         return [pid for pid in self.pids if pid not in self.codes]
 
-    def look(self) -> None:
-        """Reap what has ended; kill what hangs."""
+    def check(self) -> None:
+        """Reap processes that have ended, and kill a run that hangs."""
         now = time.monotonic()
-        for pid in self.left():
+        for pid in self.running():
             reaped, status = os.waitpid(pid, os.WNOHANG)
             if reaped:
                 self.codes[pid] = os.waitstatus_to_exitcode(status)
         if not self.has_reached:
             self.has_reached = self.reached().exists() and self.reached().stat().st_size == RANKS
             self.awake = now
-        elif not all(map(sleeps, self.left())):
+        elif not all(map(is_sleeping, self.running())):
             self.awake = now
         if now - self.awake > HANGS_AFTER or (not self.has_reached and now - self.started > TRAINED_WITHIN):
             self.kill()
 
     def is_put_aside(self) -> bool:
-        """Whether it is over or seems to hang."""
+        """Return whether the run is over or seems to hang."""
         return self.is_over() or time.monotonic() - self.awake > PUT_ASIDE_AFTER
 
     def kill(self) -> None:
-        """End what is left."""
-        for pid in self.left():
+        for pid in self.running():
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             self.codes[pid] = None
 
     def is_over(self) -> bool:
-        """Whether no process is left."""
         return len(self.codes) == RANKS
 
     def outcome(self) -> str:
-        """The worst that became of a rank. A run that did not get as far as its end shows nothing: that raises."""
+        """Return the worst outcome of a rank. Raises RuntimeError if the run did not reach its end."""
         records = sum(1 for _ in self.directory.glob(f"*{SUFFIX}"))
         codes = set(self.codes.values())
         if not self.has_reached or records != RANKS * self.is_hooked or codes - {None, 0, -signal.SIGABRT}:
@@ -175,25 +173,25 @@ class Run:
         return "hung" if None in codes else "aborted" if -signal.SIGABRT in codes else "ended"
 
 
-def sleeps(pid: int) -> bool:
-    """Whether the main thread does. Gloo's own threads wake each few milliseconds for nothing."""
+def is_sleeping(pid: int) -> bool:
+    """Return whether the main thread sleeps. Gloo's own threads wake up every few milliseconds."""
     return stat(pid)[0] == "S"
 
 
 def start(name: str, is_hooked: bool) -> Run:
-    """Fork the ranks. In them this never returns: they leave by SystemExit, as a script does."""
-    run = Run(is_hooked, Path(tempfile.mkdtemp(dir="/dev/shm")))  # tmpfs, as in use
+    """Fork the ranks. In a rank it never returns: the rank ends with SystemExit, like a script."""
+    run = Run(is_hooked, Path(tempfile.mkdtemp(dir="/dev/shm")))  # tmpfs, as in production
     for rank in range(RANKS):
         pid = os.fork()
         if pid == 0:
-            be_rank(rank, name, run)
+            run_rank(rank, name, run)
             sys.exit()
         run.pids.append(pid)
     return run
 
 
-def be_rank(rank: int, name: str, run: Run) -> None:
-    """The script of a rank, to its end."""
+def run_rank(rank: int, name: str, run: Run) -> None:
+    """Run the script of a rank to its end."""
     log = os.open(run.log(), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -208,12 +206,12 @@ def be_rank(rank: int, name: str, run: Run) -> None:
 
 
 def mark_reached(mark: int) -> None:
-    """Before the last metric: what is done after it decides whether the job hangs, and is the script's alone."""
+    """Mark that the last metric is next. All that follows decides whether the job hangs, and is only the script's."""
     os.write(mark, b".")
 
 
 def runs(name: str, pairs: int) -> Iterator[Run]:
-    """All runs of a job, each when it is over. Those that hang are waited for beside the next."""
+    """Yield all runs of a job, each when it is over. A run that hangs waits while the next one runs."""
     prepare(name)
     here, going = os.getpid(), list[Run]()
     try:
@@ -223,39 +221,39 @@ def runs(name: str, pairs: int) -> Iterator[Run]:
             while not run.is_put_aside():
                 time.sleep(0.01)
                 for each in going:
-                    each.look()
-            yield from over(going)
+                    each.check()
+            yield from take_finished(going)
         while going:
             time.sleep(0.1)
-            yield from over(going)
+            yield from take_finished(going)
     finally:
-        if os.getpid() == here:  # a rank comes by here as well, on its way out
+        if os.getpid() == here:  # not in a rank, which also gets here at its end
             for run in going:
                 run.kill()
 
 
-def over(going: list[Run]) -> Iterator[Run]:
-    """Take out those that are over."""
+def take_finished(going: list[Run]) -> Iterator[Run]:
+    """Remove and yield the runs that are over."""
     for run in going[:]:
-        run.look()
+        run.check()
         if run.is_over():
             going.remove(run)
             yield run
 
 
 def prepare(name: str) -> None:
-    """Import what the ranks need. A process with several threads cannot be forked safely."""
+    """Import the ranks' modules. A process with several threads cannot be forked safely."""
     for module in JOBS[name][1]:
         importlib.import_module(module)
     probes.all_probes()
     probes.late_probes()
     torch.set_num_threads(1)
     assert attach.current() is None, "RANKSCOPE is set: the ranks without the hook would have it"
-    assert len(list(Path("/proc/self/task").iterdir())) == 1, "set OMP_NUM_THREADS=1: numpy's threads are here"
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "set OMP_NUM_THREADS=1: numpy has started threads"
 
 
 def judge(name: str, pairs: int) -> dict[str, Any]:
-    """How the runs of a job ended, with and without the hook, and what the difference may be."""
+    """Return how the runs of a job ended, with and without the hook, and the intervals of the difference."""
     counts: dict[bool, Counter[str]] = {kind: Counter() for kind in KINDS}
     began = time.monotonic()
     for run in runs(name, pairs):
@@ -272,7 +270,6 @@ def judge(name: str, pairs: int) -> dict[str, Any]:
 
 
 def row(job: dict[str, Any], outcome: str) -> list[str]:
-    """Return one line of the table."""
     cells = [f"`{job['job']}`", outcome]
     for label in ("with", "without"):
         low, high = job[label][f"{outcome}_interval"]
@@ -286,28 +283,27 @@ def row(job: dict[str, Any], outcome: str) -> list[str]:
 
 
 def reading(job: dict[str, Any]) -> str:
-    """Return what the runs that hung show, and how much they leave open."""
+    """Return the conclusion about runs that hung, and its uncertainty."""
     low, high = job["hung_difference_interval"]
     if low > 0 or high < 0:
         return f"- `{job['job']}`: **{'more' if low > 0 else 'fewer'} runs hang with the hook.**"
     return (
         f"- `{job['job']}`: no difference is shown. {job['pairs']} pairs do not exclude that the hook adds "
-        f"up to {100 * high:.0f} runs in a hundred, or takes away up to {-100 * low:.0f}."
+        f"up to {100 * high:.0f} runs in a hundred, or removes up to {-100 * low:.0f}."
     )
 
 
 def body(jobs: list[dict[str, Any]]) -> list[str]:
-    """Return the table and how to read it."""
+    """Return the table and its conclusions."""
     head = ["job", "outcome", "with the hook", "without", "difference (points)", "p, likelier with", "p, different"]
     rows = [row(job, outcome) for job in jobs for outcome in ("hung", "aborted")]
     return [report.table(head, rows), "\n".join(map(reading, jobs))]
 
 
 def main() -> None:
-    """Run the jobs and publish."""
     parser = report.parser(__doc__)
-    parser.add_argument("--pairs", type=int, nargs="+", default=[200, 50], help="of each job (default: 200 50)")
-    parser.add_argument("--jobs", choices=JOBS, nargs="+", default=[*JOBS], help="by default: all")
+    parser.add_argument("--pairs", type=int, nargs="+", default=[200, 50], help="pairs of runs a job (default: 200 50)")
+    parser.add_argument("--jobs", choices=JOBS, nargs="+", default=[*JOBS], help="default: all")
     options = parser.parse_args()
     pairs = dict(zip(options.jobs, itertools.cycle(options.pairs), strict=False))
     jobs = [judge(name, pairs[name]) for name in options.jobs]

@@ -1,11 +1,11 @@
-"""Check whether the exporter tells faults apart in each parallel layout, and is silent about healthy ones.
+"""Check whether the exporter finds faults in each parallel layout, and nothing in healthy ones.
 
     python -m validation.layouts --save
     python -m validation.layouts --device asynchronous --save
 
 A real job of each layout trains for 25 seconds with a fault from its start, or without one. The exporter is real and
-as shipped; what it finds is asked for at `/api/v1/runs`. A case is right if exactly the expected finding comes, with
-its place. Simulated are the GPUs and the time of the device.
+as shipped; its findings are read from `/api/v1/runs`. A case is right if exactly the expected finding appears, with its
+place. The GPUs and the time of the device are simulated.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from testing.job.device import ASYNCHRONOUS, GLOO
 from rankscope_exporter.simulation import simulated_uuid
 
 ROOT = Path(__file__).parents[1]
-WATCHED_FOR = 25.0  # seconds of training
+TRAINS_FOR = 25.0  # seconds of training
 STARTS_WITHIN = 120.0
 STEPS = 100_000
 WIDTH = 512
-"""Of the layers: what is sent of them is no small collective then."""
+"""Width of the layers: their collectives are not small."""
 WORK_MS, FAULT_MS = 10.0, 15.0
-"""Of forward and of backward in each step, and what a slow rank's backward takes longer; for each rank of the job, as
-they share few processors."""
+"""Milliseconds of forward and of backward in each step, and those added to a slow rank's backward; times the number of
+ranks, because they share few CPUs."""
 
 
 class Case(NamedTuple):
-    """A layout, the ranks that are slow in it, and the finding that is right: none where it is healthy."""
+    """A layout, its slow ranks, and the right finding: none if it is healthy."""
 
     training: str
     slow: tuple[int, ...] = ()
@@ -94,7 +94,7 @@ CASES = (
 
 @contextmanager
 def exporter(directory: Path, ranks: int) -> Iterator[servers.Server]:
-    """Start one that is as shipped."""
+    """Start an exporter as shipped."""
     scenario = directory / "scenario.yml"
     scenario.write_text(yaml.safe_dump({"gpus": ranks, "follow_ranks": True}))
     (directory / "run").mkdir()
@@ -108,7 +108,6 @@ def exporter(directory: Path, ranks: int) -> Iterator[servers.Server]:
 
 @contextmanager
 def job(directory: Path, case: Case, device: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the job."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}", "-m"]
     fault = f"{case.training}:{case.fault if case.slow else 'nothing'}:{'+'.join(map(str, case.slow)) or '0'}"
     command = [*launch, "validation.straggler_job", device, str(STEPS), fault]
@@ -135,14 +134,14 @@ def job(directory: Path, case: Case, device: str) -> Iterator[subprocess.Popen[b
 
 
 def runs(server: servers.Server) -> list[Mapping[str, Any]]:
-    """Return what the exporter says of every run."""
+    """Return the exporter's report of every run."""
     with urllib.request.urlopen(f"{server.url}/api/v1/runs", timeout=5) as answer:
         found: list[Mapping[str, Any]] = json.load(answer)["runs"]
     return found
 
 
 def observe(case: Case, device: str) -> dict[str, Any]:
-    """Run one case and return every finding that there was, with the seconds of training until it came."""
+    """Run one case. Return every finding, with the seconds of training until it appeared."""
     with tempfile.TemporaryDirectory(prefix="rankscope-layout-", dir="/dev/shm") as name:
         directory = Path(name)
         with exporter(directory, case.ranks) as server, job(directory, case, device) as process:
@@ -153,7 +152,7 @@ def observe(case: Case, device: str) -> dict[str, Any]:
                 for run in runs(server):
                     if began is None and run["steps_per_second"]:
                         began = time.monotonic()
-                        until = began + WATCHED_FOR
+                        until = began + TRAINS_FOR
                     lost = run.get("lost", {})
                     for one in run["findings"]:
                         key = one["kind"], place_of(one), one["cause"]
@@ -175,7 +174,7 @@ def place_of(finding: Mapping[str, Any]) -> int | str | None:
 
 
 def is_right(case: Case, findings: Sequence[Sequence[Any]]) -> bool:
-    """Whether exactly the expected finding came."""
+    """Return whether exactly the expected finding appeared."""
     if not case.kind:
         return not findings
     if len(findings) != 1:
@@ -187,7 +186,7 @@ def is_right(case: Case, findings: Sequence[Sequence[Any]]) -> bool:
 
 
 def body(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how many are right, and each case."""
+    """Return the number of right cases, and each case."""
     right = sum(line["is_right"] for line in lines)
     rows = [(line["case"], "right" if line["is_right"] else "WRONG", _in_words(line["found"])) for line in lines]
     return [f"{right} of {len(lines)} right.", report.table(("case", "", "found: seconds"), rows)]
@@ -202,12 +201,12 @@ def _in_words(found: Sequence[Sequence[Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cases, print and publish; 1 if one is wrong."""
+    """Run the cases, print and publish. Return 1 if one is wrong."""
     parser = report.parser(__doc__)
     parser.add_argument("--device", choices=(GLOO, ASYNCHRONOUS), default=GLOO)
-    parser.add_argument("--only", nargs="+", metavar="CASE", default=[""], help="cases whose name begins so")
+    parser.add_argument("--only", nargs="+", metavar="CASE", default=[""], help="cases whose name starts with this")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the exporter and the job are stopped then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the exporter and the job, too
     lines = []
     for case in CASES:
         if case.name.startswith(tuple(options.only)):

@@ -2,10 +2,10 @@
 
     python -m validation.lost_gpu_hours --minutes 20 --save
 
-A real job of four ranks with slow loaders and a slow rank is watched by a real exporter. One Prometheus for each scrape
-interval adds up `increase(rankscope_run_lost_gpu_seconds_total)`. The truth is in the ranks' own records: the time that
-their training threads were not in forward, backward or the optimizer. The exporter is restarted after half of the time.
-Simulated are the GPUs and the device's time, which is slept.
+A real exporter monitors a real job of four ranks with slow loaders and a slow rank. One Prometheus for each scrape
+interval adds up `increase(rankscope_run_lost_gpu_seconds_total)`. The truth is in the ranks' own records: the time in
+which their training threads were not in forward, backward or the optimizer. The exporter is restarted after half of the
+time. The GPUs are simulated, and the device's time is slept.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SLOW_RANK = {1: {"post": 40.0}}
 
 
 def lost_seconds(run_dir: Path) -> float:
-    """Return what the ranks have lost since they began, in GPU seconds."""
+    """Return the ranks' losses so far, in GPU seconds."""
     snapshots = [read_rank(path) for path in run_dir.glob(f"*{SUFFIX}")]
     return sum(seconds for one in snapshots for phase, seconds in one.phase_seconds.items() if phase not in COMPUTING)
 
 
 def prometheus(directory: Path, interval: int, target: str) -> servers.Prometheus:
-    """Return one that scrapes the exporter at this interval."""
+    """Return a Prometheus that scrapes the exporter at this interval."""
     directory.mkdir()
     config = {
         "global": {"scrape_interval": f"{interval}s", "scrape_timeout": f"{min(interval, 10)}s"},
@@ -49,17 +49,17 @@ def prometheus(directory: Path, interval: int, target: str) -> servers.Prometheu
 
 
 def measure(directory: Path, minutes: float) -> tuple[float, Mapping[int, float]]:
-    """Return the truth in GPU seconds, and by interval what a Prometheus says."""
+    """Return the true loss in GPU seconds, and Prometheus' result by interval."""
     run_dir, state = directory / "run", directory / "state"
     for made in (run_dir, state):
         made.mkdir()
     scenario = directory / "scenario.yml"
     scenario.write_text(yaml.safe_dump({"gpus": RANKS, "follow_ranks": True}))
     exporter = servers.exporter(directory, str(scenario), run_dir, flags=[f"--state-dir={state}"])
-    watching = {each: prometheus(directory / f"{each}s", each, exporter.address) for each in INTERVALS}
+    servers_by_interval = {each: prometheus(directory / f"{each}s", each, exporter.address) for each in INTERVALS}
     job = TrainingJob(directory / "job", "train", run_dir)
     with ExitStack() as running:
-        for server in (exporter, *watching.values()):
+        for server in (exporter, *servers_by_interval.values()):
             server.start()
             running.callback(server.stop)
         running.callback(job.terminate)
@@ -74,24 +74,24 @@ def measure(directory: Path, minutes: float) -> tuple[float, Mapping[int, float]
         time.sleep(30.0 * minutes)
         truth, until = lost_seconds(run_dir) - before, time.time()
         query = LOST.format(seconds=round(until - begin), until=until)
-        return truth, {each: float(one.query(query)[0]["value"][1]) for each, one in watching.items()}
+        return truth, {each: float(one.query(query)[0]["value"][1]) for each, one in servers_by_interval.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and publish; 1 if an interval is wrong by more than 1 %."""
+    """Measure, print and publish. Return 1 if an interval's error is more than 1%."""
     parser = report.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="rankscope-hours-", dir="/dev/shm") as name:
         truth, found = measure(Path(name), options.minutes)
     rows = [
-        (f"{each} s", f"{truth:.0f}", f"{seconds:.0f}", f"{100 * (seconds / truth - 1):+.2f} %")
+        (f"{each} s", f"{truth:.0f}", f"{seconds:.0f}", f"{100 * (seconds / truth - 1):+.2f}%")
         for each, seconds in found.items()
     ]
     body = report.table(("scrape interval", "lost GPU seconds", "by Prometheus", "error"), rows)
     lines = [{"interval": each, "truth": truth, "found": seconds} for each, seconds in found.items()]
     title = "Lost GPU time, added up by Prometheus"
-    report.Report("lost_gpu_hours", title, __doc__, "1 %", [body], lines).publish(options.save)
+    report.Report("lost_gpu_hours", title, __doc__, "1%", [body], lines).publish(options.save)
     return int(any(abs(seconds / truth - 1) > 0.01 for seconds in found.values()))
 
 

@@ -1,8 +1,8 @@
-"""Run the tests of what bug reports, real training programs and second users of a node have shown. `make real-life`
+"""Run the tests of cases from bug reports, real training programs and nodes with several users (`make real-life`).
 
     python -m validation.real_life --save
 
-Each case is the behavior that a user would expect, and its neighbors. A case holds if none of its tests fails.
+Each case is the behavior that a user expects, in several variants. A case holds if none of its tests fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Case(NamedTuple):
-    """What somebody saw, and the tests of it: those of a function, or of a whole file below tests/."""
+    """An observation, and its tests: those of a function, or of a whole file below tests/."""
 
     seen: str
     file: str
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
     @property
     def node(self) -> str:
-        """The name that pytest has for the tests, but for their parameters."""
+        """The tests' name in pytest, without their parameters."""
         return f"tests/{self.file}.py" + (f"::{self.function}" if self.function else "")
 
 
@@ -177,15 +177,15 @@ CASES = {
         Case("faults return, follow each other, flap", "rules/test_notifications"),
         Case("a run's name has Slack's markup", "rules/test_slack"),
     ),
-    "strangers and clocks": (
+    "other users and clocks": (
         Case("a client keeps the backlog full", "attacks/http/test_churn"),
         Case("requests do not end, also over TLS", "attacks/http/test_endless_requests"),
         Case("a process is 128 ranks with 1,500 children", "exporter/ranks/test_rank_processes"),
         Case("a run has a new name each second", "exporter/ranks/test_new_series"),
         Case("the node's clock is wrong, then set right", "exporter/ranks/test_clock_steps"),
-        Case("anybody may fill the run directory", "deploy/test_run_directory_mount"),
+        Case("any user may fill the run directory", "deploy/test_run_directory_mount"),
         Case(
-            "anybody may hold up a prolog",
+            "any user may try to block a prolog",
             "deploy/test_slurm",
             "test_no_other_user_can_open_the_lock_to_block_a_prolog",
         ),
@@ -204,7 +204,7 @@ CASES = {
 
 
 class Outcomes:
-    """Counts how the tests of each case ended, as a plugin of pytest."""
+    """A plugin of pytest that counts how the tests of each case ended."""
 
     def __init__(self) -> None:
         self.of: Counter[tuple[str, str]] = Counter()  # by the test without its parameters, and its outcome
@@ -215,12 +215,12 @@ class Outcomes:
             self.of[report.nodeid.partition("[")[0], report.outcome] += 1
 
     def number(self, case: Case, outcome: str) -> int:
-        """Return how many tests of the case ended so."""
+        """Return how many tests of the case had this outcome."""
         return sum(n for (test, ended), n in self.of.items() if ended == outcome and test.startswith(case.node))
 
 
 def rows(outcomes: Outcomes) -> list[tuple[str, str, str, int]]:
-    """Return each case: where it was seen, what was seen, whether it holds, and how many of its tests passed."""
+    """Return where each case was seen, what was seen, whether it holds, and how many of its tests passed."""
     found = []
     for where, cases in CASES.items():
         for case in cases:
@@ -230,7 +230,7 @@ def rows(outcomes: Outcomes) -> list[tuple[str, str, str, int]]:
 
 
 def main() -> int:
-    """Run the tests and publish; return 1 if a case does not hold."""
+    """Run the tests and publish. Return 1 if a case does not hold."""
     options = report.parser(__doc__, prog="make real-life").parse_args()
     outcomes = Outcomes()
     nodes = sorted({str(ROOT / case.node) for cases in CASES.values() for case in cases})

@@ -1,8 +1,8 @@
-"""Check what the diagnosis says of traces that others have measured and published, beside what they found.
+"""Compare the diagnosis of published traces with the findings of those who measured them.
 
     python -m validation.real_traces DIR --save
 
-DIR has them in folders of these names; none of them is part of this repository:
+DIR has these folders; none of them is part of this repository:
 
 - `hangs/NAME/`: dumps of torch's flight recorder, one for each rank, and `fault_injection.log` with the ranks that were
   stopped (NVIDIA/nvidia-resiliency-ext at d8686d9, Apache-2.0)
@@ -11,15 +11,15 @@ DIR has them in folders of these names; none of them is part of this repository:
 - `megatron_stragglers/trace-NAME.parquet`: every operation of a job by rank, stage and step
   (ByteDance-Seed/StragglerAnalysis at 8efcd7f, Apache-2.0); reading it needs pyarrow
 
-Steps of a trace are given to the diagnosis one after the other, as an exporter reads them from records: what a rank
-does in a step, the rest of which it waits. Ranks are compared within their stage. Batch times are taken for those of
-synchronous training, in which all wait for the slowest, and a unit of theirs for ten milliseconds. Of the 100 jobs only
-the variation is published: their workers are drawn with it, independent of each other. Only each so many mini-batches
-are published: each stands for those up to the next. A worker of a job counts as slow if for ten successive samples its
-mean is 1.1 times the median worker's.
+Steps of a trace are fed to the diagnosis one after the other, as an exporter reads them from records: a rank's work in
+a step, and the rest, in which it waits. Ranks are compared within their stage. Batch times are taken as those of
+synchronous training, in which all wait for the slowest, and their unit as ten milliseconds. For the 100 jobs only the
+variation is published: their workers are drawn with it, independently. Only every n-th mini-batch is published: each
+stands for those up to the next. A worker of a job counts as slow if its mean is 1.1 times the median worker's for ten
+successive samples.
 
-The diagnosis assumes that healthy ranks drift by 2 % and alerts from a loss of 7 % on. Of ten workers that differ by a
-tenth in each mini-batch, independent of each other, the slowest takes 15 % longer than the mean: that time is lost.
+The diagnosis assumes that healthy ranks drift by 2%, and alerts from a loss of 7%. Of ten workers that independently
+differ by a tenth in each mini-batch, the slowest takes 15% longer than the mean: that time is lost.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OPERATIONS = {
     "optimizer-clip-main-grad": "optimizer",
     "gc": "other",
 }
-"""The phase of each; while a rank is in none of these it waits."""
+"""The phase of each operation; a rank outside of these waits."""
 WAIT = "collective_wait"
 
 
@@ -61,17 +61,17 @@ VERDICTS = {True: "right", False: "WRONG", None: ""}
 
 
 class Result(NamedTuple):
-    """Of one trace."""
+    """The result of one trace."""
 
     trace: str
     published: str
     found: str
     is_right: bool | None
-    """None where nothing is published that could be right."""
+    """None if no published result exists."""
 
 
 def hangs(directory: Path) -> Iterator[Result]:
-    """Yield who is said to hold up each run that hung."""
+    """Yield the ranks that each run that hung waits for, by the diagnosis."""
     for log in sorted(directory.glob("*/fault_injection.log")):
         match = re.search(r"Fault ranks: \[([\d, ]+)\]", log.read_text())
         stopped = sorted(map(int, match[1].split(","))) if match else []
@@ -79,11 +79,11 @@ def hangs(directory: Path) -> Iterator[Result]:
         groups = {name: group.ranks for name, group in flight_recorder.groups_of(dumps).items()}
         late = held_up_by(waits(flight_recorder.positions(dumps), groups))
         named = sorted(rank for ranks in late for rank in ranks)
-        yield Result(f"hangs/{log.parent.name}", f"stopped: {stopped}", f"held up by {named}", named == stopped)
+        yield Result(f"hangs/{log.parent.name}", f"stopped: {stopped}", f"waiting for {named}", named == stopped)
 
 
 class Operation(NamedTuple):
-    """One line of a trace; seconds from the begin of its step."""
+    """One line of a trace, in seconds from the start of its step."""
 
     rank: int
     stage: int
@@ -103,8 +103,8 @@ def operations(path: Path) -> list[Operation]:
     return [Operation(*line) for line in zip(*(table[column] for column in columns), strict=True)]
 
 
-class Trainee:
-    """What one rank of a trace has done so far, as its record would have it."""
+class TraceRank:
+    """The work of one rank of a trace so far, as in its record."""
 
     def __init__(self, rank: int, stage: int | None = None) -> None:
         self.rank, self.stage = rank, stage
@@ -113,7 +113,7 @@ class Trainee:
         self._steps = self._micro_steps = 0.0
 
     def step(self, number: int, ends: float, seconds: float, spent: Mapping[str, float], micro_batches: int) -> Step:
-        """Take one step."""
+        """Add one step."""
         own = dict(spent) | {WAIT: max(seconds - sum(spent.values()), 0.0)}
         for phase, one in own.items():
             self._seconds[phase] += one
@@ -121,7 +121,7 @@ class Trainee:
         return Step(number, ends, seconds, tuple(own.get(phase, 0.0) for phase in PHASES))
 
     def reading(self, at: float, ranks: int) -> RankReading:
-        """Return it at a time."""
+        """Return the rank's reading at a time."""
         totals = self.alignment.unplanned
         aligned = AlignedCounters(
             totals.steps, totals.seconds, totals.floor, totals.skew, dict(totals.blame),
@@ -145,34 +145,34 @@ Found = Mapping[tuple[str, Any], str]
 """The sentence of each finding, by its kind and its rank or stage."""
 
 
-class Judged:
-    """A run whose steps are given to the diagnosis one after the other."""
+class JudgedRun:
+    """A run whose steps are fed to the diagnosis one after the other."""
 
-    def __init__(self, trainees: Mapping[int, Trainee]) -> None:
-        self.trainees, self.at = trainees, 0.0
+    def __init__(self, members: Mapping[int, TraceRank]) -> None:
+        self.members, self.at = members, 0.0
         self.found: dict[tuple[str, Any], str] = {}
         self.most = 0.0
-        """The largest loss that a finding had."""
+        """The largest loss of a finding."""
         self._judge = RunJudge(("trace", ""))
         self._update()
 
     def step(
         self, number: int, seconds: float, spent: Mapping[int, Mapping[str, float]], micro_batches: int = 1
     ) -> None:
-        """Take a step, with what each rank spent in which phase."""
+        """Add a step, with each rank's seconds by phase."""
         self.at += seconds
         steps = {
-            rank: trainee.step(number, self.at, seconds, spent[rank], micro_batches)
-            for rank, trainee in self.trainees.items()
+            rank: member.step(number, self.at, seconds, spent[rank], micro_batches)
+            for rank, member in self.members.items()
         }
-        for stage in {one.stage for one in self.trainees.values()}:
-            peers = [one for one in self.trainees.values() if one.stage == stage]
+        for stage in {one.stage for one in self.members.values()}:
+            peers = [one for one in self.members.values() if one.stage == stage]
             if len(peers) > 1:
                 account([one.alignment for one in peers], [steps[one.rank] for one in peers])
         self._update()
 
     def _update(self) -> None:
-        readings = {rank: one.reading(self.at, len(self.trainees)) for rank, one in self.trainees.items()}
+        readings = {rank: one.reading(self.at, len(self.members)) for rank, one in self.members.items()}
         for finding in self._judge.update(self.at, readings).findings:
             candidate = finding.candidate
             self.most = max(self.most, candidate.ratio)
@@ -180,14 +180,14 @@ class Judged:
             self.found.setdefault((candidate.kind, place), sentence(self._judge.run, candidate))
 
 
-def judged(lines: Sequence[Operation]) -> Found:
-    """Return what is found in a trace of operations."""
-    run = Judged({one.rank: Trainee(one.rank, one.stage) for one in lines})
+def judge_operations(lines: Sequence[Operation]) -> Found:
+    """Return the findings in a trace of operations."""
+    run = JudgedRun({one.rank: TraceRank(one.rank, one.stage) for one in lines})
     by_step: dict[int, list[Operation]] = defaultdict(list)
     for one in lines:
         by_step[one.step].append(one)
     for number, (_, done) in enumerate(sorted(by_step.items()), start=1):
-        spent: dict[int, dict[str, float]] = {rank: defaultdict(float) for rank in run.trainees}
+        spent: dict[int, dict[str, float]] = {rank: defaultdict(float) for rank in run.members}
         for one in done:
             if phase := OPERATIONS.get(one.name):
                 spent[one.rank][phase] += one.seconds
@@ -202,10 +202,10 @@ PUBLISHED = {
 
 
 def stragglers(directory: Path) -> Iterator[Result]:
-    """Yield what is found in each trace of a job with stragglers."""
+    """Yield the findings in each trace of a job with stragglers."""
     for path in sorted(directory.glob("trace-*.parquet")):
-        truth, expected = PUBLISHED.get(path.stem.removeprefix("trace-"), ("not known", None))
-        found = judged(operations(path))
+        truth, expected = PUBLISHED.get(path.stem.removeprefix("trace-"), ("unknown", None))
+        found = judge_operations(operations(path))
         yield Result(f"{directory.name}/{path.name}", truth, "; ".join(found.values()) or "-", [*found] == [expected])
 
 
@@ -218,17 +218,17 @@ SLOW = {
     "job_3_norm": ("several are slow", None),
     "job_4_norm": ("several are slow", None),
 }
-"""By job what is published, and the workers where it names them."""
+"""The published result by job, and the workers that it names."""
 SLOW_RATIO, SLOW_FOR = 1.1, 10
-"""A worker counts as slow if in so many successive samples its mean time is so many times the median worker's."""
+"""A worker is slow if in 10 successive samples its mean time is 1.1 times the median worker's."""
 LIMITS = (0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-"""Losses from which on an alert is wanted; the first is the default."""
+"""Minimum losses of an alert; the first is the default."""
 DRAWN = 500
 """Mini-batches of a job of which only the variation is known."""
 
 
 def batch_times(directory: Path) -> Iterator[Result]:
-    """Yield which workers of each job are found to be slow."""
+    """Yield the workers of each job that are found to be slow."""
     for path in sorted(directory.glob("job_*_norm.csv")):
         times: dict[int, dict[int, float]] = defaultdict(dict)
         with path.open() as file:
@@ -240,11 +240,10 @@ def batch_times(directory: Path) -> Iterator[Result]:
         named = {rank for kind, rank in found if kind == "straggler"}
         slow = slow_workers(samples)
         both = len(named & slow)
-        said = (
-            f"{both} of {len(named)} named are slow, {both} of {len(slow)} slow are named: {'; '.join(found.values())}"
-        )
-        truth, expected = SLOW.get(path.stem, ("not known", None))
-        yield Result(f"batch_times/{path.name}", truth, said, None if expected is None else named >= expected)
+        text = f"{both} of {len(named)} named are slow, {both} of {len(slow)} slow are named"
+        truth, expected = SLOW.get(path.stem, ("unknown", None))
+        verdict = None if expected is None else named >= expected
+        yield Result(f"batch_times/{path.name}", truth, f"{text}: {'; '.join(found.values())}", verdict)
 
 
 def slow_workers(samples: Sequence[Mapping[int, float]]) -> set[int]:
@@ -252,22 +251,22 @@ def slow_workers(samples: Sequence[Mapping[int, float]]) -> set[int]:
     found = set()
     for begin in range(len(samples) - SLOW_FOR + 1):
         means = {rank: fmean(one[rank] for one in samples[begin : begin + SLOW_FOR]) for rank in range(WORKERS)}
-        usual = median(means.values())
-        found |= {rank for rank, mean in means.items() if mean >= SLOW_RATIO * usual}
+        middle = median(means.values())
+        found |= {rank for rank, mean in means.items() if mean >= SLOW_RATIO * middle}
     return found
 
 
-def synchronous(steps: Iterable[Mapping[int, float]]) -> Judged:
-    """Return what is found if all wait for the slowest in each step."""
-    run = Judged({rank: Trainee(rank) for rank in range(WORKERS)})
+def synchronous(steps: Iterable[Mapping[int, float]]) -> JudgedRun:
+    """Return the judged run if all workers wait for the slowest in each step."""
+    run = JudgedRun({rank: TraceRank(rank) for rank in range(WORKERS)})
     for number, times in enumerate(steps, start=1):
-        if times.keys() >= run.trainees.keys():
+        if times.keys() >= run.members.keys():
             run.step(number, max(times.values()), {rank: {"forward": spent} for rank, spent in times.items()})
     return run
 
 
-def variations(path: Path) -> Iterator[Judged]:
-    """Yield what is found in each job of which the variation is known."""
+def variations(path: Path) -> Iterator[JudgedRun]:
+    """Yield the judged run of each job of which the variation is known."""
     draw = random.Random(1)
     with path.open() as file:
         for _, *row in list(csv.reader(file))[1:]:
@@ -281,13 +280,13 @@ def variation(path: Path) -> Iterator[Result]:
         every = [*variations(path)]
         alerted = {limit: sum(one.most >= limit for one in every) for limit in LIMITS}
         counts = Counter(kind for one in every for kind in {kind for kind, _ in one.found})
-        said = ", ".join(f"{count} from {limit:.0%}" for limit, count in alerted.items())
-        said = f"of {len(every)} alert {said}; {dict(counts)}"
-        yield Result(f"{path.parent.name}/{path.name}", "ordinary jobs", said, alerted[LIMITS[0]] <= len(every) / 100)
+        text = ", ".join(f"{count} from {limit:.0%}" for limit, count in alerted.items())
+        text = f"of {len(every)} alert {text}; {dict(counts)}"
+        yield Result(f"{path.parent.name}/{path.name}", "ordinary jobs", text, alerted[LIMITS[0]] <= len(every) / 100)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge all traces that are there, print and publish; 1 if one is wrong."""
+    """Judge all traces that exist, print and publish. Return 1 if one is wrong."""
     parser = report.parser(__doc__)
     parser.add_argument("traces", type=Path, metavar="DIR")
     options = parser.parse_args(arguments)
@@ -302,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     right, wrong = (sum(one.is_right is verdict for one in results) for verdict in (True, False))
     body = [f"{right} of {right + wrong} right.", report.table(("trace", "published", "found", ""), rows)]
     lines = [one._asdict() for one in results]
-    report.Report("real_traces", "Traces of others", __doc__, "all right", body, lines).publish(options.save)
+    report.Report("real_traces", "Published traces", __doc__, "all right", body, lines).publish(options.save)
     return int(wrong > 0)
 
 

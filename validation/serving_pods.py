@@ -1,13 +1,13 @@
-"""Count the alerts that inference pods raise, which hold GPU memory between requests and are no waste.
+"""Count the alerts about inference pods, which legitimately hold GPU memory between requests.
 
     python -m validation.serving_pods --trace DIR --save
 
 DIR has one or more *.csv.gz with a line for each sample of a pod: pod, unix_seconds, gpu_duty_cycle_percent and
 gpu_memory_used_bytes, as in the inference pods of alibaba/clusterdata (v2026 GenAI). Each pod is a node with one GPU
-and without a rank. Prometheus' own engine (promtool) evaluates the shipped rules for scrapes each 15 s.
+and without a rank. Prometheus' own engine (promtool) evaluates the shipped rules for a scrape interval of 15 s.
 
-What the trace does not have is taken as it alerts most: work between two samples is missed, and the GPU has as much
-memory as the pod ever uses, so that a twentieth of that is held memory. A GPU whose memory is empty is allocated
+Where the trace has no data, the values that alert most are used: work between two samples is missed, and the GPU has as
+much memory as the pod ever uses, so that a twentieth of that is held memory. A GPU with empty memory is allocated
 without a process. Where the trace has no sample for five minutes, the exporter shows no GPU.
 """
 
@@ -29,14 +29,14 @@ from validation.month.record import SCRAPE
 from validation.month.samples import ABSENT, Line, input_series
 from validation.month.steps import Array
 
-HELD_FOR = 300.0  # seconds for which a sample holds
+HELD_FOR = 300.0  # seconds for which a sample is valid
 AT_ONCE = 100  # pods in one Prometheus
 WEEK = 7 * 86400.0
 BOUND = 1.0  # alerts a pod-week
 
 
 class Pod:
-    """What an exporter shows of a pod with these samples: time, busy ratio and memory in use, in order of time."""
+    """An exporter's series of a pod with these samples: time, busy ratio and memory in use, in order of time."""
 
     begin = 0.0
 
@@ -52,7 +52,7 @@ class Pod:
 
     @property
     def seconds(self) -> float:
-        """For how long it was observed."""
+        """The observed seconds."""
         return float(np.minimum(np.diff(self._samples), HELD_FOR).sum())
 
     def has(self, names: set[str]) -> bool:
@@ -88,12 +88,12 @@ class Pod:
         return np.asarray(before + self._busy[self._latest] * since)
 
     def _last_busy(self) -> Array:
-        """The last scrape at which it worked. Until there was work, an exporter shows when it started."""
+        """Return the last scrape with work. Until there was work, an exporter shows its own start."""
         return np.maximum.accumulate(np.where(self._busy[self._latest] > 0, self._scrapes, 0.0))
 
 
 def pods(trace: Path) -> list[Pod]:
-    """Return the pods of which there are two samples or more. Raises SystemExit if there are none."""
+    """Return the pods with at least two samples. Raises SystemExit if there are none."""
     samples = defaultdict(list)
     for path in sorted(trace.glob("*.csv.gz")):
         with gzip.open(path, "rt", newline="") as file:
@@ -107,7 +107,6 @@ def pods(trace: Path) -> list[Pod]:
 
 
 def judge(found: Sequence[Pod]) -> dict[Pod, list[Firing]]:
-    """Return all that fires, by pod."""
     fired: dict[Pod, list[Firing]] = {}
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -117,12 +116,11 @@ def judge(found: Sequence[Pod]) -> dict[Pod, list[Firing]]:
 
 
 def rate(fired: dict[Pod, list[Firing]]) -> float:
-    """Return how many alerts there are in a week of one pod."""
+    """Return the alerts in a week of one pod."""
     return sum(map(len, fired.values())) * WEEK / sum(pod.seconds for pod in fired)
 
 
 def body(fired: dict[Pod, list[Firing]]) -> list[str]:
-    """Return the paragraphs of the report."""
     names = [[dict(one.labels)["alertname"] for one in of] for of in fired.values()]
     alerts, in_pods = Counter(chain(*names)), Counter(chain(*map(set, names)))
     days = sum(pod.seconds for pod in fired) / 86400
@@ -132,9 +130,9 @@ def body(fired: dict[Pod, list[Firing]]) -> list[str]:
 
 
 def main() -> int:
-    """Judge and report; the exit status is 1 if there are more alerts than BOUND."""
+    """Judge and report. Return 1 if there are more alerts than BOUND."""
     parser = report.parser(__doc__)
-    parser.add_argument("--trace", type=Path, required=True, metavar="DIR", help="where the *.csv.gz are")
+    parser.add_argument("--trace", type=Path, required=True, metavar="DIR", help="directory of the *.csv.gz")
     options = parser.parse_args()
     fired = judge(pods(options.trace))
     figures = {pod.name: [one.line() for one in of] for pod, of in fired.items() if of}

@@ -1,16 +1,16 @@
-"""Check that Slurm's jobs are attributed, and that a job's report adds up to its wall time and GPUs.
+"""Check that Slurm's jobs are attributed to GPUs, and that a job's report adds up to its wall time and GPUs.
 
     python -m validation.slurm --save
 
-A real slurmctld and slurmd run the shipped prolog, task prolog and mail program, and two users' jobs at once:
-two ranks each, of which one is slow for some of the time. A real exporter and a real Prometheus watch them. While they
-run, each GPU has to name its job by number, name, user, account and partition. Afterwards the report has to sum to what
-Slurm says of run time and GPUs, by the exporter's state and by Prometheus. As the report takes the time that no rank
-trained in from Slurm, the part with ranks has to be what the ranks have measured themselves, too: between the times
-with and without the import of torch, in which the hook begins. A third job opts out.
+A real slurmctld and slurmd run the shipped prolog, task prolog and mail program, and two users' jobs at once. Each job
+has two ranks, one of which is slow for some of the time. A real exporter and a real Prometheus monitor them. While they
+run, each GPU must name its job by number, name, user, account and partition. Afterwards, the report must sum to Slurm's
+run time and GPUs, from the exporter's state and from Prometheus. The report takes the time without a training rank from
+Slurm, so the part with ranks must match the ranks' own measurement, too: it is between the times with and without the
+import of torch, in which the hook starts. A third job opts out.
 
-`--root DIR` does the same with the Slurm that testing/unpack_slurm.sh has put there. Simulated are the GPUs; the jobs
-name them by UUID, as CUDA would. This machine has no pure cgroup v2, so processes are in cgroups of version 1.
+`--root DIR` also tests the Slurm that testing/unpack_slurm.sh put there. The GPUs are simulated; the jobs name them by
+UUID, as CUDA does. This machine has no pure cgroup v2, so processes are in cgroups of version 1.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from testing.slurm_cluster import GPUS, SlurmCluster, is_installed, lines
 from rankscope_exporter.simulation import simulated_uuid
 
 WITHIN = 0.01
-"""Of the whole, by which a report may be wrong."""
+"""The tolerance of a report's sum, as a ratio."""
 INTERVAL = 5  # seconds
-SETTLED = 15.0  # seconds after a job, until Prometheus has its end
+SETTLED = 15.0  # seconds after a job until Prometheus has its end
 REPORT = [sys.executable, "-m", "rankscope.cli.launch", "report"]
 
 
@@ -57,7 +57,6 @@ class Submitted:
     opts_out: bool = False
 
     def options(self, directory: Path) -> list[object]:
-        """Return sbatch's."""
         resources = [f"--gres=gpu:{self.ranks}", "--cpus-per-task=2", "-A", self.account, "-J", self.name]
         mail = ["--mail-type=END", "--mail-user", f"{self.user}@example.org"]
         return [*resources, *mail, "-o", directory / "output" / f"{self.name}.log", "-D", directory]
@@ -69,19 +68,19 @@ CAROL = Submitted("alone", 65534, "nobody", "physics", ranks=1, opts_out=True)
 
 
 def python_for_all() -> str | None:
-    """Return an interpreter of this version that every user can run: the jobs' users may not enter this one's."""
+    """Return an interpreter of this version that every user can run: the jobs' users may have no access to this one."""
     return shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/local/bin:/usr/bin")
 
 
-def why_not() -> str:
-    """Return why it cannot be measured here; empty if it can."""
+def missing_requirement() -> str:
+    """Return the missing requirement on this machine; empty if there is none."""
     if not is_installed():
         return "needs root, slurmctld, slurmd and munge: make slurm installs them"
     return "" if python_for_all() else f"needs a Python of version {sys.version_info.minor} in /usr/bin, for all users"
 
 
 class Node:
-    """A node with Slurm, an exporter and a Prometheus, while its block runs."""
+    """A node with Slurm, an exporter and a Prometheus, as a context manager."""
 
     def __init__(self, directory: Path, root: Path | None, seconds: float) -> None:
         self.directory, self.seconds = directory, seconds
@@ -118,7 +117,7 @@ class Node:
         self._running.close()
 
     def submit(self, job: Submitted) -> str:
-        """Queue it; return its number."""
+        """Queue the job. Return its number."""
         script = self.directory / f"{job.name.replace(' ', '_')}.sh"
         script.write_text(lines(*self._lines(job)))
         script.chmod(0o755)
@@ -137,7 +136,7 @@ class Node:
         yield f'exec env CUDA_VISIBLE_DEVICES="${{visible#,}}" {run} {started}'
 
     def _script(self, name: str, shipped: str, **variables: str) -> Path:
-        """Return a script that runs the shipped one: Slurm passes no variables of ours to it."""
+        """Return a script that runs the shipped one with these variables: Slurm passes none to it."""
         script = self.directory / name
         exports = [f"export {variable}={value}" for variable, value in variables.items()]
         script.write_text(lines(*exports, f'exec {ROOT / "deploy/slurm" / shipped} "$@"'))
@@ -150,7 +149,7 @@ class Node:
         mail.write_text(lines(f'{{ printf "%s\\n" "$@"; cat; }} > {received}.new; mv {received}.new {received}'))
         mail.chmod(0o755)
         command = " ".join([*REPORT, f"--state-dir={self.directory / 'state'}"])
-        # Where a Slurm that is installed as usual finds its configuration and its commands.
+        # Where an installed Slurm finds its configuration and its commands.
         found = f"export SLURM_CONF={self.directory}/slurm/slurm.conf PATH={f'{root}/usr/bin:' if root else ''}$PATH"
         path.write_text(f'{found}\nREPORT="{command}"\nMAIL={mail}\nWAIT=5\n')
         return path
@@ -166,7 +165,7 @@ class Node:
         )
 
     def allocations(self) -> Mapping[str, Mapping[str, str]]:
-        """Return the labels of each GPU that is held, by index."""
+        """Return the labels of each allocated GPU by index."""
         text = "\n".join(metrics(self.exporter.url)) + "\n"
         return {
             sample.labels["gpu"]: sample.labels
@@ -176,21 +175,20 @@ class Node:
         }
 
     def report(self, *options: str) -> str:
-        """Return what `rankscope report` prints."""
         done = subprocess.run(
             [*REPORT, *options], capture_output=True, text=True, env=self.slurm.environment(), check=False
         )
         return done.stdout or done.stderr
 
-    def lived(self, number: str) -> tuple[float, float]:
-        """Return the seconds of the job's ranks together, by their own clocks: without importing torch, and with it."""
+    def rank_seconds(self, number: str) -> tuple[float, float]:
+        """Return the seconds of all ranks of the job, by their own clocks: without the import of torch, and with it."""
         files = (self.directory / "output").glob(f"{number}.*.json")
         ranks = [json.loads(file.read_text()) for file in files]
         return sum(one["ended"] - one["imported"] for one in ranks), sum(one["ended"] - one["began"] for one in ranks)
 
 
-def attribution(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
-    """Yield whether each GPU names its job, while all of them train."""
+def check_attribution(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
+    """Yield whether each GPU names its job while all jobs train."""
     trained = Counter({(job.name, number): job.ranks for number, job in jobs.items()})
     eventually(lambda: Counter(map(_named, node.allocations().values())) >= trained, 120.0)
     held = node.allocations()
@@ -204,9 +202,9 @@ def attribution(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
             "run": f"{job.name}-{number}",
             "owner": str(job.uid),
         }
-        said = {tuple(labels[name] for name in expected) for labels in own}
-        holds = len(own) == job.ranks and said == {tuple(expected.values())}
-        found = "; ".join(", ".join(one) for one in said)
+        named = {tuple(labels[name] for name in expected) for labels in own}
+        holds = len(own) == job.ranks and named == {tuple(expected.values())}
+        found = "; ".join(", ".join(one) for one in named)
         yield Check(
             f"{job.ranks} GPUs name job {job.name!r} of {job.user}", holds, f"{len(own)} GPUs: {number}, {found}"
         )
@@ -216,12 +214,12 @@ def _named(labels: Mapping[str, str]) -> tuple[str, str]:
     return labels["slurm_job_name"], labels["slurm_job_id"]
 
 
-def reports(node: Node, number: str, job: Submitted) -> Iterator[Check]:
-    """Yield whether a job's reports add up, once it has ended."""
+def check_reports(node: Node, number: str, job: Submitted) -> Iterator[Check]:
+    """Yield whether a job's reports add up after its end."""
     shown = node.slurm.show(number)
     hours, minutes, seconds = map(int, shown["RunTime"].split(":"))
     whole = job.ranks * (3600 * hours + 60 * minutes + seconds)
-    least, most = node.lived(number)
+    least, most = node.rank_seconds(number)
     for source in (f"--state-dir={node.directory / 'state'}", f"--url={node.prometheus.url}"):
         name = source.partition("=")[0].removeprefix("--")
         text = node.report(source, "--slurm-job", number, "--owner", str(job.uid), "--json")
@@ -244,8 +242,8 @@ def _is_near(value: float, truth: float) -> bool:
     return abs(value - truth) <= WITHIN * truth
 
 
-def others(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
-    """Yield whether the mail has the report, the straggler is in it, users see their own, and opting out works."""
+def check_mail_and_opt_out(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
+    """Yield whether the report is mailed, names the straggler, is hidden from other users, and opting out works."""
     number, job = next(iter(jobs.items()))
     eventually(lambda: (node.directory / "mail" / number).exists(), 60.0)
     time.sleep(1.0)
@@ -254,15 +252,15 @@ def others(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
         "the mail has the report", f"Slurm job {number} ({job.name}) of {job.user}" in mail, mail.splitlines()[1]
     )
     yield Check("the report names the slow rank", "Rank 1 (" in mail, _finding(mail))
-    stranger = node.report(f"--state-dir={node.directory / 'state'}", "--slurm-job", number, "--owner", "2")
-    yield Check("of another user it says nothing", "no data" in stranger, stranger[:80])
+    denied = node.report(f"--state-dir={node.directory / 'state'}", "--slurm-job", number, "--owner", "2")
+    yield Check("another user does not see the report", "no data" in denied, denied[:80])
     by = node.report(f"--url={node.prometheus.url}", "--by=account", "--days=0.02")
     known = all(one.account in by for one in jobs.values())
     yield Check("GPU-hours by account", known, " / ".join(by.splitlines()[2:4]))
     alone = node.submit(CAROL)
     node.slurm.wait_for(alone, "COMPLETED", "FAILED", within=node.seconds + 90)
     records = [*(node.directory / "run").glob(f"alone-{alone}.*")]
-    trained = node.lived(alone)[0] > 0.0
+    trained = node.rank_seconds(alone)[0] > 0.0
     yield Check("a job that opts out trains and leaves no record", trained and not records, f"{len(records)} records")
 
 
@@ -271,28 +269,28 @@ def _finding(text: str) -> str:
 
 
 def measure(directory: Path, root: Path | None, seconds: float) -> tuple[str, list[Check], str]:
-    """Return Slurm's version, what holds, and a page that was printed."""
+    """Return Slurm's version, the checks, and a report as printed."""
     with Node(directory, root, seconds) as node:
         jobs = {node.submit(job): job for job in (ALICE, BOB)}
-        checks = [*attribution(node, jobs)]
+        checks = [*check_attribution(node, jobs)]
         for number in jobs:
             node.slurm.wait_for(number, "COMPLETED", "FAILED", within=seconds + 120)
         time.sleep(SETTLED)
         for number, job in jobs.items():
-            checks += reports(node, number, job)
-        checks += others(node, jobs)
+            checks += check_reports(node, number, job)
+        checks += check_mail_and_opt_out(node, jobs)
         page = node.report(f"--state-dir={directory / 'state'}", "--slurm-job", next(iter(jobs)), "--price=2.5")
         return node.slurm.version, checks, page
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and publish; 1 if a check does not hold."""
+    """Measure, print and publish. Return 1 if a check does not hold."""
     parser = report.parser(__doc__)
-    parser.add_argument("--root", type=Path, action="append", default=[], help="another Slurm, unpacked there")
-    parser.add_argument("--seconds", type=float, default=120.0, help="that a job trains (default: %(default)s)")
+    parser.add_argument("--root", type=Path, action="append", default=[], help="directory of another, unpacked Slurm")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds of training (default: %(default)s)")
     options = parser.parse_args(arguments)
-    if why := why_not():
-        parser.exit(2, f"{why}\n")
+    if missing := missing_requirement():
+        parser.exit(2, f"{missing}\n")
     body, figures, holds = [], [], True
     for root in (None, *options.root):
         with tempfile.TemporaryDirectory(prefix="rankscope-slurm-", dir="/dev/shm") as name:

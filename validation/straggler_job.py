@@ -1,9 +1,9 @@
-"""Four ranks of which one is slow in one phase; a job for torchrun that `validation/stragglers.py` starts.
+"""Four ranks, one of which is slow in one phase: a job for torchrun that `validation/stragglers.py` starts.
 
     torchrun --nproc-per-node=4 -m validation.straggler_job gloo 30 ddp:forward:2 fsdp2:data_wait:0 by_hand:nothing:0
 
-Work is emulated by sleeping, because the ranks share fewer cores than they are; on the asynchronous device it is the
-device that sleeps. For each case rank 0 prints what the records of all ranks say, read as the exporter reads them.
+Ranks sleep instead of computing, because they share few cores; on the asynchronous device, the device sleeps. For each
+case rank 0 prints the records of all ranks, read as the exporter reads them.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ from rankscope.timeline import device_clock
 
 WORK_MS = float(os.environ.get("WORK_MS", "5"))
 WORK = Behavior(forward=WORK_MS, backward=WORK_MS, checkpoint=0)  # of every rank
-FAULT_MS = float(os.environ.get("FAULT_MS", "30"))  # of one rank, in one phase, on top
+FAULT_MS = float(os.environ.get("FAULT_MS", "30"))  # added to one phase of one rank
 MICRO_BATCHES = 4
 LINK = "link"  # instead of a phase: the ranks' link is slow
-FIELDS = {"data_wait": "fetch", "other": "post"}  # of a behavior, where the phase has another name
+FIELDS = {"data_wait": "fetch", "other": "post"}  # fields of a behavior for phases with another name
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # forward, backward and averaging; returns the loss
 
 
 @cache
 def mesh(*names: str) -> DeviceMesh:
-    """All ranks in one dimension, or in two, of which the second is of two ranks."""
+    """Return all ranks in one dimension, or in two, the second of size 2."""
     ranks = dist.get_world_size()
     return init_device_mesh("cpu", (ranks // 2, 2) if len(names) == 2 else (ranks,), mesh_dim_names=names)
 
 
 def step_of(model: nn.Module, after_backward: Callable[[], None] = lambda: None) -> Step:
-    """Return the plain step."""
+    """Return a plain step."""
 
     def step(inputs: torch.Tensor) -> torch.Tensor:
         loss = loss_of(model(inputs))
@@ -81,7 +81,6 @@ def step_of(model: nn.Module, after_backward: Callable[[], None] = lambda: None)
 
 
 def ddp(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Train with DistributedDataParallel."""
     replica = DistributedDataParallel(model)
     return replica, step_of(replica)
 
@@ -99,12 +98,12 @@ def hsdp(model: nn.Sequential) -> tuple[nn.Module, Step]:
 
 
 def by_hand(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Average the gradients in the script, all in one."""
+    """Average the gradients in the script, with one collective."""
     return model, step_of(model, lambda: average_gradients(model))
 
 
 def by_hand_in_a_stream(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Do the same in a separate stream, as Megatron and DeepSpeed do; there are streams on the device only."""
+    """Average in a separate stream, as Megatron and DeepSpeed do; only the asynchronous device has streams."""
     own = torch.cuda.Stream()
 
     def average() -> None:
@@ -117,7 +116,7 @@ def by_hand_in_a_stream(model: nn.Sequential) -> tuple[nn.Module, Step]:
 
 
 def tensor_and_data(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Split each layer in two parts, with two replicas of that."""
+    """Split each layer into two parts, and replicate the result."""
     both = mesh("data", "tensor")
     split = parallelize_module(model, both["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(split, mesh=both["data"])
@@ -125,7 +124,7 @@ def tensor_and_data(model: nn.Sequential) -> tuple[nn.Module, Step]:
 
 
 def pipeline_and_data(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Train two stages with one forward, one backward, with replicas of that."""
+    """Train two stages with one forward, one backward, and replicate them."""
     both = mesh("data", "stages")
     part, step = staged(model, both["stages"], MICRO_BATCHES)
 
@@ -143,22 +142,22 @@ def pipeline(model: nn.Sequential, micro_batches: int = MICRO_BATCHES) -> tuple[
 
 
 def few_micro_batches(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Do the same with so few micro-batches that the stages have nothing to do for most of the time."""
+    """Use few micro-batches, so that the stages are idle for most of the time."""
     return pipeline(model, 2)
 
 
 def interleaved(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Train two stages on each rank, with one forward, one backward in turn."""
+    """Train two stages on each rank, with interleaved one forward, one backward."""
     return staged(model, mesh("pp"), 2 * MICRO_BATCHES, schedule=ScheduleInterleaved1F1B, chunks=2)
 
 
 def zero_bubble(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Do the same with the gradients of the weights computed where the pipeline would be empty."""
+    """Compute the gradients of the weights while the pipeline would be empty."""
     return staged(model, mesh("pp"), 2 * MICRO_BATCHES, schedule=ScheduleInterleavedZeroBubble, chunks=2)
 
 
 def experts(model: nn.Sequential, hot: int | None = None) -> tuple[nn.Module, Step]:
-    """Send each token to the rank with its expert and back: half of them to the hot one, if there is one."""
+    """Send each token to the rank with its expert and back; half of them go to a hot expert, if there is one."""
     mixture = Experts(model, hot)
 
     def average() -> None:
@@ -169,12 +168,12 @@ def experts(model: nn.Sequential, hot: int | None = None) -> tuple[nn.Module, St
 
 
 def hot_expert(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Do the same with most tokens for rank 2."""
+    """Send most tokens to rank 2."""
     return experts(model, 2)
 
 
 class Experts(nn.Module):
-    """An expert on each rank, whose work takes as long as the tokens are many that it is sent."""
+    """One expert on each rank; its work takes as long as it receives tokens."""
 
     def __init__(self, model: nn.Sequential, hot: int | None) -> None:
         super().__init__()
@@ -198,7 +197,7 @@ class Experts(nn.Module):
 
 
 def three_dimensions(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Train two stages, with two replicas of that, of which two ranks each compute a layer together."""
+    """Train two stages in two replicas, with two ranks for each layer."""
     whole = init_device_mesh("cpu", (dist.get_world_size() // 4, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
     part, step = staged(model, whole["pp"], MICRO_BATCHES, Together(whole["tp"].get_group()))
 
@@ -211,14 +210,14 @@ def three_dimensions(model: nn.Sequential) -> tuple[nn.Module, Step]:
 
 
 class Together(nn.Module):
-    """Has the ranks of a group wait for each other in forward, as those do that compute a layer together."""
+    """A layer in which the ranks of a group wait for each other, as in tensor parallelism."""
 
     def __init__(self, group: Any) -> None:
         super().__init__()
         self._group = group
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the input, once all have come."""
+        """Return the input, once all ranks have arrived."""
         dist.all_reduce(inputs.detach().clone(), group=self._group)
         return inputs
 
@@ -233,7 +232,7 @@ def staged(
 ) -> tuple[nn.Module, Step]:
     """Return this rank's stages, with `more` modules at the end of each, and the steps of the pipeline.
 
-    Of several chunks a rank has as many stages, one in each pass through all ranks.
+    With several chunks, a rank has as many stages, one in each pass through all ranks.
     """
     ranks, work = stages.size(), model[1]
     last = ranks * chunks - 1
@@ -241,7 +240,7 @@ def staged(
     work.behavior = replace(work.behavior, micro_steps=micro_batches * chunks)
     parts = {number: nn.Sequential(*_modules(model, number, last), *more) for number in numbers}
     built = [_stage(part, number, last, BATCH // micro_batches, stages) for number, part in parts.items()]
-    # With fewer micro-batches than stages there is no steady state, in which one forward follows one backward.
+    # With fewer micro-batches than stages there is no steady state of one forward, one backward.
     kind = schedule or (Schedule1F1B if micro_batches > last else ScheduleGPipe)
     steps = kind(built if chunks > 1 else built[0], micro_batches, loss_fn=lambda found, _target: loss_of(found))
 
@@ -265,7 +264,7 @@ def _modules(model: nn.Sequential, number: int, last: int) -> list[nn.Module]:
 
 
 def _stage(part: nn.Module, number: int, last: int, size: int, stages: DeviceMesh) -> PipelineStage:
-    """Return the stage with its shapes, as stages would else send them to each other, in values that must be right."""
+    """Return the stage with its shapes: otherwise stages send these to each other, as values that must be correct."""
     inputs = torch.zeros(size, WIDTH, requires_grad=number > 0)
     outputs = torch.zeros(size, CLASSES if number == last else WIDTH, requires_grad=True)
     cpu = torch.device("cpu")
@@ -283,7 +282,6 @@ TRAININGS = {
 
 
 def average_gradients(model: nn.Module, group: Any = None) -> None:
-    """By hand, all in one."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, group=group)
@@ -293,7 +291,7 @@ def average_gradients(model: nn.Module, group: Any = None) -> None:
 
 
 def train(training: str, steps: int, behavior: Behavior, device: Device, directory: Path) -> None:
-    """Train for some steps, in which this rank behaves so."""
+    """Train for some steps, with this rank's behavior."""
     model, step = TRAININGS[training](layers(Work(device, behavior)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer.register_step_pre_hook(lambda *_: sleep(behavior.optimizer))
@@ -308,7 +306,7 @@ def train(training: str, steps: int, behavior: Behavior, device: Device, directo
 
 
 def behavior_of(phase: str, is_slow: bool) -> Behavior:
-    """Return how a rank behaves that is slow in this phase, or is not."""
+    """Return the behavior of a rank that is slow in this phase, or of a healthy one."""
     is_slow = is_slow and phase != LINK
     field = FIELDS.get(phase, phase)
     return replace(WORK, **{field: getattr(WORK, field) + FAULT_MS}) if is_slow else WORK
@@ -328,7 +326,7 @@ def slow_link(device: Device) -> Iterator[None]:
 
 
 def observe(case: str, steps: int, device: Device) -> dict[str, Any]:
-    """Return what the records of all ranks say of one case, by rank."""
+    """Return the phases in the records of all ranks for one case, by rank."""
     training, phase, slow_ranks = case.split(":")
     is_slow = phase != "nothing" and str(dist.get_rank()) in slow_ranks.split("+")
     with slow_link(device) if is_slow and phase == LINK else nullcontext():
@@ -337,7 +335,7 @@ def observe(case: str, steps: int, device: Device) -> dict[str, Any]:
             train(training, steps, behavior_of(phase, is_slow), device, Path(directory))
         dist.barrier()
         with rankscope.phase("other"):
-            pass  # charges the phase that is open
+            pass  # accounts for the open phase
         dist.barrier()
         records = [read_rank(path) for path in Path(os.environ["RANKSCOPE_RUN_DIR"]).glob(f"*{SUFFIX}")]
         dist.barrier()
@@ -351,15 +349,14 @@ def observe(case: str, steps: int, device: Device) -> dict[str, Any]:
 
 
 def after_startup(record: RankSnapshot) -> dict[str, float]:
-    """Seconds by phase, of the host."""
+    """Return the host's seconds by phase."""
     return {phase: seconds for phase, seconds in record.phase_seconds.items() if phase != "startup"}
 
 
 def judged_seconds(record: RankSnapshot) -> dict[str, float]:
-    """Seconds by phase, by the clock that judges; as `rank:rankscope_phase:ratio` is made.
+    """Return seconds by phase, measured on the device if there is one, as in `rank:rankscope_phase:ratio`.
 
-    By the device's, where there is one: the planned phases are the host's as they are, and the rest is divided by the
-    device's shares.
+    In that case the planned phases have the host's seconds, and the device's shares divide the rest.
     """
     host = after_startup(record)
     device = {phase: seconds for phase, seconds in record.device_seconds.items() if phase not in PLANNED}
@@ -371,11 +368,11 @@ def judged_seconds(record: RankSnapshot) -> dict[str, float]:
 
 
 def main() -> None:
-    """Every case, one after the other."""
+    """Run every case, one after the other."""
     torch.set_num_threads(1)
-    # Some dozen steps have to be enough, so every one is measured; which of a long training are is no question here.
+    # Dozens of steps must suffice, so every step is measured.
     device_clock.SECONDS_PER_MARK = 0.0
-    # FSDP2 warns that tensor parallelism's result is a view; nobody changes it in place here.
+    # FSDP2 warns that the result of tensor parallelism is a view; it is not changed in place here.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     kind, steps, *cases = sys.argv[1:]
     with installed(kind) as device:

@@ -32,27 +32,27 @@ TRAININGS = {
     "gloo": ("ddp", "fsdp2", "by_hand"),
     "asynchronous": ("ddp", "fsdp2", "hsdp", "by_hand", "by_hand_in_a_stream", "tensor_and_data", "pipeline_and_data"),
 }
-"""By kind of device. In the last two all four ranks are one group: who waits least of all of them is named."""
+"""By kind of device. In the last two all ranks are one group: the rank that waits least of all is named."""
 PHASES = ("forward", "backward", "data_wait", "optimizer", "checkpoint", "other")
 RANKS = 4
-NOBODY: dict[str, str] = {}
+NO_RANK: dict[str, str] = {}
 
 
 class Limits(NamedTuple):
-    """What the rules call a lag, and how much of it one phase has to explain."""
+    """The rules' limit of a lag, and the ratio of it that one phase must explain."""
 
     lag: float
     cause_share: float
 
 
 def limits() -> Limits:
-    """The rules' own, for ranks that share few cores."""
+    """Return the rules' limits for ranks that share few cores."""
     thresholds = yaml.safe_load(THRESHOLDS.read_text())
     return Limits(float(thresholds["loss_limit"]["fast"]), float(thresholds["cause_share"]["value"]))
 
 
 def culprits(phases: dict[str, dict[str, float]], limits: Limits) -> dict[str, str]:
-    """The cause by lagging rank, from seconds by rank and phase."""
+    """Return the cause by lagging rank, from seconds by rank and phase."""
     totals = {rank: sum(seconds.values()) for rank, seconds in phases.items()}
     ratios = {rank: {p: s / totals[rank] for p, s in seconds.items()} for rank, seconds in phases.items()}
     waits = {rank: ratio.pop("collective_wait", 0.0) for rank, ratio in ratios.items()}
@@ -61,7 +61,7 @@ def culprits(phases: dict[str, dict[str, float]], limits: Limits) -> dict[str, s
 
 
 def cause(rank: str, ratios: dict[str, dict[str, float]], needed: float) -> str:
-    """The phase in which the rank exceeds the mean of the others most, if by more than `needed`."""
+    """Return the phase in which the rank exceeds the mean of the others most; `unknown` if by less than `needed`."""
     others = [ratio for other, ratio in ratios.items() if other != rank]
     excess = {
         phase: own - statistics.mean(ratio.get(phase, 0.0) for ratio in others) for phase, own in ratios[rank].items()
@@ -71,20 +71,20 @@ def cause(rank: str, ratios: dict[str, dict[str, float]], needed: float) -> str:
 
 
 def all_cases(device: str) -> Iterator[str]:
-    """Every fault in every training, and each training without one."""
+    """Yield every fault in every training, and each training without a fault."""
     for training in TRAININGS[device]:
         yield f"{training}:nothing:0"
         yield from (f"{training}:{phase}:{rank}" for phase in PHASES for rank in range(RANKS))
 
 
 def expected(case: str) -> dict[str, str]:
-    """Who should be named, and for what."""
+    """Return the rank and phase that should be named."""
     _, phase, rank = case.split(":")
-    return NOBODY if phase == "nothing" else {rank: phase}
+    return NO_RANK if phase == "nothing" else {rank: phase}
 
 
 def observe(cases: Sequence[str], steps: int, device: str = "gloo") -> list[dict[str, Any]]:
-    """What the records say of each case. Raises CalledProcessError if the job fails."""
+    """Return the records' phases for each case. Raises CalledProcessError if the job fails."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m"]
     command = [*launch, "validation.straggler_job", device, str(steps), *cases]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
@@ -94,13 +94,13 @@ def observe(cases: Sequence[str], steps: int, device: str = "gloo") -> list[dict
 
 
 def judge(observed: dict[str, Any]) -> dict[str, Any]:
-    """The verdict on one case, beside what it should be."""
+    """Add the named ranks, and whether they are right, to one case."""
     named = culprits(observed["phases"], limits())
     return {**observed, "named": named, "is_right": named == expected(observed["case"])}
 
 
 def body(results: list[dict[str, Any]], device: str) -> list[str]:
-    """Return how many cases are right, by training and phase, and each that is wrong."""
+    """Return the right cases by training and phase, and each wrong one."""
     phases = ("nothing", *PHASES)
     rows = [(training, *(share(results, training, phase) for phase in phases)) for training in TRAININGS[device]]
     wrong = [f"- `{one['case']}`: named {one['named'] or 'no rank'}" for one in results if not one["is_right"]]
@@ -108,17 +108,17 @@ def body(results: list[dict[str, Any]], device: str) -> list[str]:
 
 
 def share(results: list[dict[str, Any]], training: str, phase: str) -> str:
-    """Return how many are right of all, as in `4/4`."""
+    """Return the right cases of all, as in `4/4`."""
     rights = [result["is_right"] for result in results if result["case"].startswith(f"{training}:{phase}:")]
     return f"{sum(rights)}/{len(rights)}"
 
 
 def main() -> None:
-    """Run all cases, or those that are named, and publish."""
+    """Run all cases, or the given ones, and publish."""
     parser = report.parser(__doc__)
-    parser.add_argument("cases", nargs="*", metavar="TRAINING:PHASE:RANK", help="by default: all")
+    parser.add_argument("cases", nargs="*", metavar="TRAINING:PHASE:RANK", help="default: all")
     parser.add_argument("--device", choices=TRAININGS, default="gloo")
-    parser.add_argument("--steps", type=int, default=30, help="of each case (default: 30)")
+    parser.add_argument("--steps", type=int, default=30, help="steps of each case (default: 30)")
     options = parser.parse_args()
     cases = options.cases or [*all_cases(options.device)]
     results = [judge(observed) for observed in observe(cases, options.steps, options.device)]

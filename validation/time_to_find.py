@@ -1,12 +1,12 @@
-"""Measure how soon a fault is found on its node and notified, live and as shipped.
+"""Measure the time until a fault is found on its node and notified, live and as shipped.
 
     python -m validation.time_to_find --save
     python -m validation.time_to_find --device asynchronous --save
 
 Faults of the gauntlet that slow down steps (1.4 times as long), and a hang, are injected into a real job of four ranks.
-Exporter, Prometheus and Alertmanager are real and as shipped, the thresholds too; one Prometheus scrapes each 5 s and
-one each 15 s. Seconds are from the onset to the first `/api/v1/runs` with the right finding, and to the notification at
-the receiver. Simulated are the GPUs and the device's time.
+Exporter, Prometheus, Alertmanager and thresholds are real and as shipped; one Prometheus scrapes every 5 s, another
+every 15 s. Seconds are from the onset to the first `/api/v1/runs` with the right finding, and to the notification at
+the receiver. The GPUs and the device's time are simulated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAULTS = {
     GLOO: ("f02", "f03", "f04", "f09", "f10_throttling", "f11", "f12", "f13", "f14", "f15", "f21", "f22", "f17"),
     ASYNCHRONOUS: ("f02", "f03", "f04", "f09", "f14", "f15", "f22", "f25", "f26", "f18"),
 }
-"""Cases by what their names begin with. One hang: how long a run stood still is its pace for an hour."""
+"""Prefixes of cases. One hang only: it sets the run's pace for an hour."""
 HANGS = ("f17", "f18")
 TRAINS_FOR = 330.0  # seconds before the first fault: then the run has a pace
 CALM_FOR, CALM_WITHIN = 30.0, 240.0  # seconds without any finding or alert between two faults
@@ -63,8 +63,8 @@ SPEEDS = {
 }
 
 
-class Watched(Arena):
-    """A node that is watched at both speeds, with the thresholds of production."""
+class MonitoredArena(Arena):
+    """A node that is monitored at both speeds, with the thresholds of production."""
 
     def __init__(self, directory: Path, memory: Path, device: str) -> None:
         super().__init__(directory, memory, device, thresholds=None)
@@ -83,7 +83,7 @@ class Watched(Arena):
         super()._start(started)
 
     def findings(self) -> Iterator[dict[str, str]]:
-        """Yield the labels of what the exporter finds now."""
+        """Yield the labels of the exporter's current findings."""
         with urllib.request.urlopen(f"{self.exporter.url}/api/v1/runs", timeout=5) as answer:
             runs = json.load(answer)["runs"]
         for run in runs:
@@ -92,7 +92,7 @@ class Watched(Arena):
                 yield {**place, **{name: one[name] for name in ("kind", "cause", "severity")}, "run": run["run"]}
 
     def become_calm(self) -> bool:
-        """Wait until nothing has been found or alerted for a while; return whether that came."""
+        """Wait until there was no finding and no alert for a while. Return whether that happened."""
         since, until = time.monotonic(), time.monotonic() + CALM_WITHIN
         while time.monotonic() < until:
             alerts = [stack.prometheus.query("ALERTS") for stack in self.stacks.values()]
@@ -104,31 +104,31 @@ class Watched(Arena):
         return False
 
 
-def measure(arena: Watched, name: str, case: Case, target: Target) -> dict[str, Any]:
-    """Inject a fault and return the seconds until it is found and notified, each None if it is not."""
+def measure(arena: MonitoredArena, name: str, case: Case, target: Target) -> dict[str, Any]:
+    """Inject a fault. Return the seconds until it is found and notified, None for what did not happen."""
     is_calm = arena.become_calm()
     first = {speed: len(stack.webhook.notifications) for speed, stack in arena.stacks.items()}
     time.sleep(random.uniform(0.0, 15.0))
     case.inject(arena, target)
     onset, seen = arena.onset, list[tuple[dict[str, str], float]]()
-    told: dict[str, float | None] = dict.fromkeys(SPEEDS)
+    notified: dict[str, float | None] = dict.fromkeys(SPEEDS)
 
     def has_come() -> bool:
         known = [labels for labels, _ in seen]
         seen.extend((labels, time.time()) for labels in arena.findings() if labels not in known)
         for speed, stack in arena.stacks.items():
-            told[speed] = judge(case, target, onset, stack.webhook.notifications[first[speed] :]).seconds
-        return all(told.values()) and shadow.scored(seen, [(case, target)], onset)["verdicts"][0]["fired"]
+            notified[speed] = judge(case, target, onset, stack.webhook.notifications[first[speed] :]).seconds
+        return all(notified.values()) and shadow.scored(seen, [(case, target)], onset)["verdicts"][0]["fired"]
 
     wait_for(has_come, onset + FOUND_WITHIN - time.time())
     scored = shadow.scored(seen, [(case, target)], onset)
     arena.heal()
     verdict = scored["verdicts"][0]
-    return {"case": name, "is_calm": is_calm, "found": verdict, **told, "false_alarms": scored["false_alarms"]}
+    return {"case": name, "is_calm": is_calm, "found": verdict, **notified, "false_alarms": scored["false_alarms"]}
 
 
 def body(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the medians and high quantiles, and a row for each fault."""
+    """Return medians and high quantiles, and a row for each fault."""
     slow = [line for line in lines if not line["case"].startswith(HANGS)]
     hangs = [line for line in lines if line["case"].startswith(HANGS)]
     rows = [_summary("faults that slow steps", slow), _summary("hangs", hangs)]
@@ -153,18 +153,18 @@ def _summary(name: str, lines: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _watched(device: str) -> Iterator[Watched]:
+def _monitored(device: str) -> Iterator[MonitoredArena]:
     prefix = "rankscope-find-"
     with (
         tempfile.TemporaryDirectory(prefix=prefix) as directory,
         tempfile.TemporaryDirectory(prefix=prefix, dir="/dev/shm") as memory,
-        Watched(Path(directory), Path(memory), device) as arena,
+        MonitoredArena(Path(directory), Path(memory), device) as arena,
     ):
         yield arena
 
 
 def main() -> int:
-    """Measure, print and publish; 1 if a fault is not found, or found wrongly."""
+    """Measure, print and publish. Return 1 if a fault is not found, or found wrongly."""
     parser = report.parser(__doc__)
     parser.add_argument("--device", choices=FAULTS, default=GLOO)
     parser.add_argument("--only", nargs="+", metavar="CASE")
@@ -176,7 +176,7 @@ def main() -> int:
     ]
     random.seed(options.seed)
     lines = []
-    with _watched(options.device) as arena:
+    with _monitored(options.device) as arena:
         time.sleep(TRAINS_FOR)
         for name, case in random.sample(named, len(named)):
             lines.append(measure(arena, name, case, Target(rank=random.randrange(1, 4))))
@@ -185,7 +185,7 @@ def main() -> int:
     bound = (
         "found: median 10 s, P90 15 s on the host, 15 and 25 s on the device, a hang 60 s; notified: P90 35 and 75 s"
     )
-    report.Report(name, "How soon a fault is found", __doc__, bound, body(lines), lines).publish(options.save)
+    report.Report(name, "Time to find a fault", __doc__, bound, body(lines), lines).publish(options.save)
     return 0 if all(_right(line) == "right" for line in lines) else 1
 
 

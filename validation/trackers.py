@@ -1,10 +1,10 @@
-"""Check what the hook finds of the real W&B, MLflow and TensorBoard, and what they get at the end. `make trackers`
+"""Check the hook with real W&B, MLflow and TensorBoard: the runs that it finds, and their closing figures.
 
     python -m validation.trackers
 
-Each case is a training script that logs to a tracker as its users do: offline, to a directory, or to a server on this
-machine. The record has to name the run, the tracker's own files or server have to have the closing figures, and the
-script has to end as without the hook.
+Each case is a training script that logs to a tracker as users do: offline, to a directory, or to a server on this
+machine. The record must name the run, the tracker's own files or server must have the closing figures, and the script
+must end as it does without the hook.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankscope.record.reader import read_rank
 from rankscope.record.text import is_link, without_credentials
 
 PACKAGES = ("wandb", "mlflow-skinny", "tensorboard", "lightning", "torch")
-TIMEOUT = 120  # seconds of a case
+TIMEOUT = 120  # seconds a case
 TRAIN = """
 import os, sys, time, torch
 {setup}
@@ -44,7 +44,7 @@ SUMMARY = re.compile(r"30 steps in [\d.]+ s after [\d.]+ s of startup")
 
 
 class Case(NamedTuple):
-    """A script: what it does before, in and after its steps, and what is found. `{server}` is a server's address."""
+    """A script: code before, in and after its steps, and the expected results. `{server}` is a server's address."""
 
     name: str
     tracker: str
@@ -57,19 +57,19 @@ class Case(NamedTuple):
 
 
 def in_wandb(directory: Path, run_id: str) -> bool:
-    """Whether the offline run's log has the closing line."""
+    """Return whether the offline run's log has the closing line."""
     (log,) = directory.glob(f"wandb/offline-run-*/run-{run_id}.wandb")
     return bool(SUMMARY.search(log.read_bytes().decode(errors="replace")))
 
 
 def in_mlruns(directory: Path, run_id: str) -> bool:
-    """Whether the run's directory has the closing line."""
+    """Return whether the run's directory has the closing line."""
     (tag,) = directory.glob(f"mlruns/*/{run_id}/tags/rankscope.summary")
     return bool(SUMMARY.search(tag.read_text()))
 
 
 def on_server(directory: Path, run_id: str) -> bool:
-    """Whether the server was sent the closing line."""
+    """Return whether the server received the closing line."""
     tags = json.loads((directory / "tags.json").read_text())
     return bool(SUMMARY.search(tags[run_id]["rankscope.summary"]))
 
@@ -135,7 +135,7 @@ CASES = (
 
 @contextmanager
 def mlflow_server(directory: Path, hangs: bool) -> Iterator[str]:
-    """Answer what MLflow's client asks, and write the tags to `tags.json`. If it hangs, not for tags of the hook."""
+    """Answer MLflow's client, and write the tags to `tags.json`. If it hangs, do not answer about the hook's tags."""
     tags: dict[str, dict[str, str]] = {}
     ended = Event()
 
@@ -157,10 +157,10 @@ def mlflow_server(directory: Path, hangs: bool) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(text)
 
-        do_GET = do_PATCH = do_POST  # noqa: N815 - as http.server calls them
+        do_GET = do_PATCH = do_POST  # noqa: N815 - http.server's names
 
         def log_message(self, *_: object) -> None:
-            """Write no line for each request."""
+            """Log no requests."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
@@ -172,7 +172,6 @@ def mlflow_server(directory: Path, hangs: bool) -> Iterator[str]:
 
 
 def run(case: Case, directory: Path, server: str, with_hook: bool) -> subprocess.CompletedProcess[str]:
-    """Run the script in the directory."""
     code = TRAIN.format(setup=case.setup, log=case.log, end=case.end).replace("{server}", server)
     hook = {"RANKSCOPE": "1", "RANKSCOPE_RUN_DIR": str(directory / "run"), "RANKSCOPE_TRACKER_SUMMARY": "1"}
     trackers = {"WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true", "GIT_PYTHON_REFRESH": "quiet"}
@@ -184,7 +183,7 @@ def run(case: Case, directory: Path, server: str, with_hook: bool) -> subprocess
 
 
 def judge(case: Case) -> list[report.Check]:
-    """Run the script with and without the hook, and say what holds."""
+    """Run the script with and without the hook, and return the checks."""
     with tempfile.TemporaryDirectory() as without, tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         with mlflow_server(Path(without), hangs=False) as server:
@@ -205,7 +204,7 @@ def judge(case: Case) -> list[report.Check]:
 
 
 def online_run() -> report.Check:
-    """Whether the page of an online run is a link: W&B's settings make its URL."""
+    """Check that the page of an online run is a link: W&B's settings make its URL."""
     import wandb
 
     settings = wandb.Settings(entity="a team", project="my project (2)", run_id="5sdy7lvo")
@@ -214,7 +213,7 @@ def online_run() -> report.Check:
 
 
 def main() -> int:
-    """Print a table of the checks; the exit status is 1 if one does not hold."""
+    """Print a table of the checks. Return 1 if one does not hold."""
     checks = [online_run()] + [check for case in CASES for check in judge(case)]
     print(", ".join(map(report.installed, PACKAGES)) + "\n\n" + report.verdict(checks))
     return 0 if all(check.holds for check in checks) else 1

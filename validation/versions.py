@@ -1,11 +1,11 @@
-"""Run the hook's tests under every supported Python with every torch that can be installed. `make test-versions`
+"""Run the hook's tests with every supported Python and every torch that can be installed (`make test-versions`).
 
     python -m validation.versions --save
 
-Each pair has an environment of its own, which is removed after its tests. The tests are those of the hook that start no
-process. A Python counts as available if `python3.N` runs, or if pyenv has it. By default each Python runs with the
-oldest and the newest torch, and Python 3.12 with all; `--pairs 3.10/2.4 3.13/2.14` runs these alone. A next call skips
-what is done, unless `--again` is given.
+Each pair has its own environment, which is removed after its tests. The tests are those of the hook that start no
+process. A Python is available if `python3.N` runs, or if pyenv has it. By default each Python runs with the oldest and
+the newest torch, and Python 3.12 with all; `--pairs 3.10/2.4 3.13/2.14` runs only these. The next call skips finished
+pairs, unless `--again` is given.
 
 `no wheel` means that pip installs no torch of that version for that Python on this machine, `no interpreter` that the
 machine has no such Python.
@@ -36,9 +36,9 @@ HOOK_TESTS = (
     *("test_instrument", "test_script", "test_settings", "test_trackers", "record", "timeline"),
     *("process/test_identity", "process/test_manners", "process/test_manners_interrupted", "probes"),
 )
-# They need frameworks, or packages that another torch has no wheel of.
+# These need frameworks, or packages without a wheel for another torch.
 LEFT_OUT = ("probes/test_frameworks.py", "probes/test_loader_workers.py")
-# torch 2.4 has no FSDP2 that trains on a CPU and no DTensor where it is now. It may hang as it destroys a gloo group:
+# torch 2.4 has no FSDP2 that trains on a CPU, and DTensor in another place. It may hang while it destroys a gloo group:
 # the destructor holds the GIL and joins a thread that waits for it.
 NOT_IN_OLDEST = (
     "probes/test_forward.py::test_the_forward_of_an_fsdp2_model_is_forward",
@@ -60,7 +60,7 @@ def interpreter(python: str) -> str | None:
 
 
 def run_pair(python: str, torch: str) -> dict[str, Any]:
-    """Install the pair and run the tests; return what is known of it."""
+    """Install the pair and run the tests. Return the results."""
     known = {"id": f"{python}/{torch}", "date": str(date.today())}
     path = interpreter(python)
     if path is None:
@@ -74,13 +74,13 @@ def run_pair(python: str, torch: str) -> dict[str, Any]:
         if installed.returncode:
             missing = "No matching distribution found for torch" in installed.stderr
             missing |= "Could not find a version that satisfies the requirement torch" in installed.stderr
-            missing |= "conflicting dependencies" in installed.stderr  # what pip says if it has a constraint on torch
+            missing |= "conflicting dependencies" in installed.stderr  # pip's message if it has a constraint on torch
             return {**known, "outcome": "no wheel" if missing else installed.stderr[-500:]}
         return {**known, **test(f"{environment}/bin/python", torch)}
 
 
 def test(python: str, torch: str) -> dict[str, Any]:
-    """Run the tests in an environment; return the versions and the counts."""
+    """Run the tests in an environment. Return the versions and the counts."""
     names = "import platform, torch; print(platform.python_version(), torch.__version__)"
     versions = subprocess.run([python, "-W", "ignore", "-c", names], capture_output=True, text=True, check=False)
     if versions.returncode:
@@ -97,14 +97,14 @@ def test(python: str, torch: str) -> dict[str, Any]:
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
         command += ["-m", "unit or torch", f"--junitxml={results}"]
         environment = {**os.environ, "PYTHONPATH": "trainer_hooks:exporter:.:grafana"}
-        how: dict[str, Any] = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
-        process = subprocess.run([*command, *left_out, *tests], **how, check=False, timeout=TEST_TIMEOUT)
+        options: dict[str, Any] = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+        process = subprocess.run([*command, *left_out, *tests], **options, check=False, timeout=TEST_TIMEOUT)
         counts = read_results(results) if results.exists() else {"errors": [process.stdout[-500:]]}
     return {"outcome": "tested", "python": full_python, "torch": full_torch, "status": process.returncode, **counts}
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Return how many tests passed and were skipped, and the names and messages of those that failed."""
+    """Return the numbers of passed and skipped tests, and the names and messages of failed ones."""
     cases = ElementTree.parse(path).getroot().findall(".//testcase")
     faults = [(case.get("name"), case.findall("failure") + case.findall("error")) for case in cases]
     failed = {name: found[0].get("message", "")[:500] for name, found in faults if found}
@@ -113,13 +113,13 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def default_pairs() -> list[str]:
-    """Return each Python with the oldest and the newest torch, and one Python with each."""
+    """Return each Python with the oldest and the newest torch, and one Python with all."""
     corners = [f"{python}/{torch}" for python in PYTHONS for torch in (TORCHES[0], TORCHES[-1])]
     return [*corners, *(f"{FULL}/{torch}" for torch in TORCHES)]
 
 
 def cell(line: dict[str, Any] | None) -> str:
-    """Return what the table says of a pair."""
+    """Return the table's cell for a pair."""
     if line is None:
         return "not run"
     if line["outcome"] != "tested":
@@ -131,7 +131,7 @@ def cell(line: dict[str, Any] | None) -> str:
 
 
 def details(lines: Iterable[dict[str, Any]]) -> tuple[str, str]:
-    """Return a table with a row for each pair that was tested, and the names of the tests that failed."""
+    """Return a table with a row for each tested pair, and the names of failed tests."""
     rows = [
         (line["python"], line["torch"], *(line.get(count, 0) for count in ("passed", "skipped")), line["date"])
         for line in lines
@@ -142,7 +142,7 @@ def details(lines: Iterable[dict[str, Any]]) -> tuple[str, str]:
 
 
 def page(lines: Sequence[dict[str, Any]]) -> report.Report:
-    """Return the page of these pairs; of a pair that was tested again, the last time."""
+    """Return the page of these pairs, with the last result of each."""
     by_pair = {line["id"]: line for line in lines}
     pairs = [[by_pair.get(f"{python}/{torch}") for python in PYTHONS] for torch in TORCHES]
     rows = [[f"torch {torch}", *map(cell, row)] for torch, row in zip(TORCHES, pairs, strict=True)]
@@ -158,10 +158,10 @@ def page(lines: Sequence[dict[str, Any]]) -> report.Report:
 
 
 def main() -> int:
-    """Run the pairs that are not done, and publish the page. The exit status is 1 if a test fails."""
+    """Run the pairs that are not done, and publish the page. Return 1 if a test fails."""
     parser = report.parser(__doc__)
-    parser.add_argument("--pairs", nargs="+", default=default_pairs(), metavar="PYTHON/TORCH", help="these alone")
-    parser.add_argument("--again", action="store_true", help="also those that are done")
+    parser.add_argument("--pairs", nargs="+", default=default_pairs(), metavar="PYTHON/TORCH", help="only these")
+    parser.add_argument("--again", action="store_true", help="also pairs that are done")
     options = parser.parse_args()
     ledger = (options.save or report.Directories()).ledger("versions")
     for pair in dict.fromkeys(options.pairs):

@@ -1,12 +1,12 @@
-"""Check how accurate the record is in every way to train.
+"""Check the accuracy of the record in every way to train.
 
     python -m validation.ways --save
 
 Each way of testing/ways is trained without and with the hook. *Harmless*: parameters are bit-identical, nothing is
-logged, every patch is undone. *Counted*: as many steps as the script made. The other columns are percents of the worst
-rank. They show how far the sum of the phases is from the wall time, and how far the steps, data wait, checkpoints and
-evaluations are from the script's own clocks, where it has one. The last one is the part of the time after start-up that
-is `other`.
+logged, every patch is undone. *Counted*: as many steps as the script made. The other columns are percentages of the
+worst rank: the error of the sum of phases compared with the wall time, and of steps, data wait, checkpoints and
+evaluations compared with the script's own clocks, where it has one. The last one is the ratio of the time after
+start-up that is `other`.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ CLOCKED = ("data_wait", "checkpoint", "evaluation")
 
 
 def measure(group: str, steps: int) -> list[Line]:
-    """What each rank said of each way of a group."""
+    """Return the line of each rank about each way of a group."""
     ranks, ways = WAYS[group]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
         return launch(ranks, steps, ways, Path(run_dir))
 
 
 def gap(published: float, clocked: float) -> float:
-    """The record's deviation from the script's clock, as a part of it."""
+    """Return the record's relative deviation from the script's clock."""
     return (published - clocked) / clocked
 
 
 def wall_gap(line: Line) -> float:
-    """Of all phases' sum, from before `instrument()` to the end."""
+    """Return the deviation of all phases' sum, from before `instrument()` to the end."""
     return gap(sum(line["record"]["phases"].values()), line["elapsed"][1])
 
 
 def step_gap(line: Line) -> float:
-    """Of the steps' sum."""
+    """Return the deviation of the steps' sum."""
     return gap(line["record"]["step_seconds"], line["script"]["step_seconds"])
 
 
 def phase_gap(phase: str) -> Callable[[Line], float | None]:
-    """Of one phase's sum; None where the script has no clock for it."""
+    """Return a function for one phase's deviation; None if the script has no clock for it."""
 
     def phase_gap_of(line: Line) -> float | None:
         clocked = line["script"]["phases"].get(phase)
@@ -58,7 +58,7 @@ def phase_gap(phase: str) -> Callable[[Line], float | None]:
 
 
 def other_share(line: Line) -> float:
-    """Part of the time after start-up that no probe explains."""
+    """Return the ratio of the time after start-up that no probe explains."""
     phases = line["record"]["phases"]
     return float(phases.get("other", 0.0) / (sum(phases.values()) - phases["startup"]))
 
@@ -72,12 +72,12 @@ COLUMNS: dict[str, Callable[[Line], float | None]] = {
 
 
 def worst(lines: Iterable[Line], figure: Callable[[Line], float | None]) -> float | None:
-    """The largest figure of any rank, by its amount."""
+    """Return the figure of any rank that is largest by amount."""
     return max((value for value in map(figure, lines) if value is not None), key=abs, default=None)
 
 
 def summary(lines: list[Line]) -> list[dict[str, Any]]:
-    """One row a way and number of ranks."""
+    """Return one row for each way and number of ranks."""
 
     def key(line: Line) -> tuple[str, int]:
         return line["way"], line["world_size"]
@@ -93,12 +93,11 @@ def summary(lines: list[Line]) -> list[dict[str, Any]]:
 
 
 def percent(value: float | None) -> str:
-    """Return it with enough places to see 0.1%; nothing for what was not measured."""
+    """Return a percentage with enough digits to see 0.1%; nothing without a value."""
     return "" if value is None else f"{value * 100:.2f}"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as Markdown."""
     cells = [
         (
             *(row["way"], row["ranks"], report.yes_or_no(row["harmless"]), report.yes_or_no(row["steps_counted"])),
@@ -110,10 +109,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Train and publish."""
     parser = report.parser(__doc__)
-    parser.add_argument("--group", choices=WAYS, action="append", help="by default: all")
-    parser.add_argument("--steps", type=int, default=1000, help="of each way (default: 1000)")
+    parser.add_argument("--group", choices=WAYS, action="append", help="default: all")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of each way (default: 1000)")
     options = parser.parse_args()
     lines = [line for group in options.group or WAYS for line in measure(group, options.steps)]
     rows = summary(lines)

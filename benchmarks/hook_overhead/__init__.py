@@ -1,1 +1,1 @@
-"""What the hook costs a training step, beside its peers: `python -m benchmarks.hook_overhead`."""
+"""The cost of the hook in a training step, compared with other libraries: `python -m benchmarks.hook_overhead`."""

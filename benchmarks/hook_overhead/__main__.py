@@ -1,16 +1,16 @@
-"""Measure what the hook costs a training step, next to other libraries, in processes of their own.
+"""Measure the cost of the hook in a training step, compared with other libraries, in separate processes.
 
     python -m benchmarks.hook_overhead --save
 
-A plain training process and one with a contender take turns, block by block of steps, so that both see the same
-machine. Each pair starts several times, because two processes of the same program differ, too. The result is the median
+A plain training process and one with a contender alternate, block by block of steps, so that both see the same machine.
+Each pair starts several times, because two processes of the same program also differ. The result is the median
 difference of a step with its 95% interval (a bootstrap over the pairs of processes and, within them, of blocks), next
-to an A/A control: both plain. *wall* leaves out what a step sleeps, because the system ends a sleep later by more than
-the difference; *CPU* is the training thread's CPU time, which other load disturbs less.
+to an A/A control: both plain. *wall* excludes a step's sleep, because the system ends a sleep late by more than the
+difference; *CPU* is the training thread's CPU time, which other load changes less.
 
-*begin*: import and instrument, within the process. *start*, *exit*: how much later than the plain process it was ready
-to train, and gone after its end. *processes*, *threads* (of Python, in the training process), *MiB* (resident, of all
-its processes): how many more. *collectives a step*: as Rankscope counts them.
+*begin*: seconds to import and instrument, in the process. *start*, *exit*: how much later than the plain process it was
+ready to train, and had ended. *processes*, *threads* (Python's, in the training process) and *MiB* (resident, of all
+its processes) are additional ones. *collectives a step* are counted by Rankscope.
 """
 
 from __future__ import annotations
@@ -28,58 +28,58 @@ from testing import report
 from testing.statistics import Interval, bootstrap
 
 MICROSECONDS = 1e6
-WARM_UP = 300  # steps: start-up is over, the search for root modules rare, and the interpreter has specialized
+WARM_UP = 300  # steps: start-up is over, searches for root modules are rare, and the interpreter has specialized
 COMPARED = [("ddp", name) for name in CONTENDERS] + [
-    (training, name) for training in TRAININGS if training != "ddp" for name in ("nobody", "rankscope")
+    (training, name) for training in TRAININGS if training != "ddp" for name in ("plain", "rankscope")
 ]
-BLOCKS = {"ddp_100_ms": (40, 5, 6)}  # steps of warm-up and of a block, and blocks, where they are not the options'
-Pairs = list[list[float]]  # by pair of processes, by block: seconds a step more than without
+BLOCKS = {"ddp_100_ms": (40, 5, 6)}  # steps of warm-up and of a block, and blocks, instead of the options
+Pairs = list[list[float]]  # additional seconds a step, by pair of processes and by block
 
 
 def compare(training: str, contender: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one contender in one training."""
+    """Return all figures of one contender in one training."""
     rounds = [one_pair(training, contender, options, number) for number in range(options.rounds)]
     typical = {name: statistics.median(found[name] for found in rounds) for name in rounds[0] if name != "blocks"}
     blocks = [found["blocks"] for found in rounds]
     figures: dict[str, Any] = {name: round(value, 4) for name, value in typical.items()}
-    for index, name in enumerate(("wall_us", "processor_us")):
+    for index, name in enumerate(("wall_us", "cpu_us")):
         figures[name] = interval([[block[index] for block in pair] for pair in blocks])
     return {"training": training, "contender": contender, **figures}
 
 
 def one_pair(training: str, contender: str, options: argparse.Namespace, number: int) -> dict[str, Any]:
-    """Two fresh processes, the plain one first in every other pair."""
+    """Measure two new processes, the plain one first in every other pair."""
     warm_up, steps, count = BLOCKS.get(training, (WARM_UP, options.steps, options.blocks))
-    with child(training, "nobody") as plain, child(training, contender) as watched:
-        for process in (plain, watched):
+    with child(training, "plain") as plain, child(training, contender) as other:
+        for process in (plain, other):
             process.run(warm_up)
-        found = [block(plain, watched, steps, (number + index) % 2 == 0) for index in range(count)]
-        seen = outside(plain, watched)
-        exits = [plain.end(), watched.end()]
+        found = [block(plain, other, steps, (number + index) % 2 == 0) for index in range(count)]
+        seen = outside(plain, other)
+        exits = [plain.end(), other.end()]
     return {**seen, "exit_seconds": exits[1] - exits[0], "blocks": [difference for difference, _ in found]} | {
         "step_us": statistics.median(step for _, step in found) * MICROSECONDS
     }
 
 
-def block(plain: Child, watched: Child, steps: int, plain_first: bool) -> tuple[tuple[float, float], float]:
-    """How much longer (wall, processor) a step of `watched` takes, and the plain one's wall time."""
-    order = (plain, watched) if plain_first else (watched, plain)
+def block(plain: Child, other: Child, steps: int, plain_first: bool) -> tuple[tuple[float, float], float]:
+    """Return the additional seconds (wall, CPU) of a step of `other`, and the plain one's wall time."""
+    order = (plain, other) if plain_first else (other, plain)
     seconds = {process: process.run(steps) for process in order}
-    (wall, processor), (plain_wall, plain_processor) = seconds[watched], seconds[plain]
-    return (wall - plain_wall, processor - plain_processor), plain_wall
+    (wall, cpu), (plain_wall, plain_cpu) = seconds[other], seconds[plain]
+    return (wall - plain_wall, cpu - plain_cpu), plain_wall
 
 
-def outside(plain: Child, watched: Child) -> dict[str, float]:
-    """What a contender brings along."""
-    pids = [process.processes() for process in (plain, watched)]
+def outside(plain: Child, other: Child) -> dict[str, float]:
+    """Return the additional processes, threads, memory and seconds of a contender."""
+    pids = [process.processes() for process in (plain, other)]
     return {
         "processes": len(pids[1]) - len(pids[0]),
-        "threads": watched.last["threads"] - plain.last["threads"],
+        "threads": other.last["threads"] - plain.last["threads"],
         "mib": resident_mib(pids[1]) - resident_mib(pids[0]),
-        "collectives": watched.last["collectives"],
-        "begin_seconds": watched.start[0],
-        "begin_processor_seconds": watched.start[1],
-        "start_seconds": watched.ready - plain.ready,
+        "collectives": other.last["collectives"],
+        "begin_seconds": other.start[0],
+        "begin_cpu_seconds": other.start[1],
+        "start_seconds": other.ready - plain.ready,
     }
 
 
@@ -91,14 +91,13 @@ def interval(pairs: Pairs) -> Interval:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """Return the figures as Markdown."""
     head = ["training", "with", "step (ms)", "wall (µs a step)", "CPU (µs a step)", "collectives a step"]
     head += ["processes", "threads", "MiB", "begin (s)", "start (s)", "exit (s)"]
     return report.table(head, map(_row, found))
 
 
 def _row(line: dict[str, Any]) -> list[str]:
-    differences = [report.text(line[name]) for name in ("wall_us", "processor_us")]
+    differences = [report.text(line[name]) for name in ("wall_us", "cpu_us")]
     collectives = f"{line['collectives']:.0f}" if line["contender"] == "rankscope" else ""
     counts = [f"{line[name]:+.0f}" for name in ("processes", "threads")]
     seconds = [f"{line[name]:+.2f}" for name in ("begin_seconds", "start_seconds", "exit_seconds")]
@@ -116,12 +115,11 @@ def _row(line: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="pairs of processes of each line")
-    parser.add_argument("--blocks", type=int, default=30, help="pairs of blocks of each pair of processes")
+    parser.add_argument("--rounds", type=int, default=10, help="pairs of processes a line")
+    parser.add_argument("--blocks", type=int, default=30, help="pairs of blocks a pair of processes")
     parser.add_argument("--steps", type=int, default=25, help="steps a block")
-    parser.add_argument("--only", help="lines whose training/contender contains this")
+    parser.add_argument("--only", help="only lines whose training/contender contains this")
     options = parser.parse_args()
     found = []
     for training, contender in COMPARED:

@@ -1,11 +1,11 @@
-"""Measure what each probe costs a step, less exactly.
+"""Measure the cost of each probe in a step, less exactly.
 
     python -m benchmarks.hook_overhead.by_probe
 
-Before each step a random choice decides which probes work in it: none, all, or one alone; the fuses of the others are
-blown meanwhile. Neighboring steps see the same machine, so that a minute shows what blocks of steps
-(`benchmarks.hook_overhead.in_process`) need ten minutes for. It leaves out what it costs to call a probe's wrapper,
-which stays in place with a blown fuse, and probes that are chosen rarely find colder caches.
+Before each step a random choice selects the probes that work in it: none, all, or one alone; the guards of the others
+are switched off. Adjacent steps see the same machine, so that a minute shows what blocks of steps
+(`benchmarks.hook_overhead.in_process`) need ten minutes for. The figures exclude the call of a probe's wrapper, which
+stays installed, and probes that are chosen rarely find colder caches.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ EVERY_STEP = ["data_wait", "ddp", "forward", "backward", "collectives", "optimiz
 
 
 @contextmanager
-def watched_fuses() -> Iterator[dict[str, Guard]]:
-    """The fuse of each probe that is installed within."""
-    fuses: dict[str, Guard] = {}
-    make = Attachment._guard  # noqa: SLF001 - the hook has no way to switch probes off in between, and needs none
+def collected_guards() -> Iterator[dict[str, Guard]]:
+    """Yield the guard of each probe that is installed in the block."""
+    guards: dict[str, Guard] = {}
+    make = Attachment._guard  # noqa: SLF001 - the hook has no way to switch probes off temporarily, and needs none
 
     def kept(attachment: Attachment, name: str) -> Guard:
-        fuses[name] = make(attachment, name)
-        return fuses[name]
+        guards[name] = make(attachment, name)
+        return guards[name]
 
     with mock.patch.object(Attachment, "_guard", kept):
-        yield fuses
+        yield guards
 
 
 def run(training: str, steps: int, alone: Sequence[str]) -> dict[str, Block]:
-    """`steps` steps, sorted by which probes worked in them."""
+    """Run `steps` steps and sort them by the probes that worked in them."""
     make = TRAININGS[training]
     if make.ranks:
         join(make.ranks)
     loop = Loop(make(), steps)
-    with watched_fuses() as fuses:
+    with collected_guards() as guards:
         rankscope.instrument()
         loop.warm_up()
         draw = random.Random(0)  # noqa: S311 - an order, not a secret
         blocks: dict[str, Block] = {choice: [] for choice in (NONE, ALL, *alone)}
         for _ in range(steps):
             choice = draw.choice(list(blocks))
-            for name, fuse in fuses.items():
-                fuse.blown = choice not in (ALL, name)
+            for name, guard in guards.items():
+                guard.blown = choice not in (ALL, name)
             blocks[choice] += loop.run(1)
     rankscope.uninstrument()
     if make.ranks:
@@ -71,7 +71,7 @@ def run(training: str, steps: int, alone: Sequence[str]) -> dict[str, Block]:
 
 
 def seconds(block: Block, limit: float) -> list[float]:
-    """The steps beside which the reference loop took `limit` seconds at most."""
+    """Return the steps next to which the reference loop took at most `limit` seconds."""
     return [step.seconds for step in block if step.reference <= limit]
 
 
@@ -84,11 +84,10 @@ def cost(block: Sequence[float], plain: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
     parser.add_argument("--training", choices=TRAININGS, default="ddp", help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=100_000, help="(%(default)s)")
-    help_alone = f"of {', '.join(probes.all_probes())} (default: {', '.join(EVERY_STEP)})"
+    help_alone = f"probes out of {', '.join(probes.all_probes())} (default: {', '.join(EVERY_STEP)})"
     parser.add_argument(
         "--alone", nargs="*", choices=probes.all_probes(), default=EVERY_STEP, metavar="PROBE", help=help_alone
     )

@@ -1,4 +1,4 @@
-"""One training process: it does what the driver tells it, block by block, and says what that took."""
+"""One training process, which runs blocks of steps for the driver and reports their duration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADDRESS = "HOOK_OVERHEAD_ADDRESS"
 
 
 def join(ranks: int) -> None:
-    """Be rank 0 of so many; the others are torch's stand-in, for which nothing is exchanged."""
+    """Join a group of `ranks` ranks as rank 0. The others are torch's fake, which exchanges nothing."""
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes the backend known
 
     store = dist.HashStore()  # type: ignore[attr-defined]  # torch's own stubs do not export it
@@ -24,16 +24,16 @@ def join(ranks: int) -> None:
 
 
 def main(training_name: str, contender_name: str) -> None:
-    """Serve the driver until it says that it is enough."""
+    """Serve the driver until it sends 0."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from benchmarks.hook_overhead.contenders import CONTENDERS
     from benchmarks.hook_overhead.trainings import TRAININGS
 
     torch.set_num_threads(1)
     contender = CONTENDERS[contender_name]()
-    began, processor = time.perf_counter(), time.thread_time()
+    began, cpu = time.perf_counter(), time.thread_time()
     contender.begin()
-    start = time.perf_counter() - began, time.thread_time() - processor
+    start = time.perf_counter() - began, time.thread_time() - cpu
     make = TRAININGS[training_name]
     if make.ranks:
         join(make.ranks)
@@ -42,10 +42,10 @@ def main(training_name: str, contender_name: str) -> None:
         driver.send({"pid": os.getpid(), "start": start})
         while steps := driver.recv():
             collectives, slept = contender.collectives(), training.slept
-            began, processor = time.perf_counter(), time.thread_time()
+            began, cpu = time.perf_counter(), time.thread_time()
             contender.loop(training, steps)
-            wall, processor = time.perf_counter() - began, time.thread_time() - processor
-            seconds = (wall - (training.slept - slept)) / steps, processor / steps
+            wall, cpu = time.perf_counter() - began, time.thread_time() - cpu
+            seconds = (wall - (training.slept - slept)) / steps, cpu / steps
             collectives = (contender.collectives() - collectives) / steps
             threads = threading.active_count() - 1
             driver.send({"seconds": seconds, "collectives": collectives, "threads": threads})

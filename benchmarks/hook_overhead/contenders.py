@@ -1,4 +1,4 @@
-"""Who watches the loop: nobody, Rankscope, prometheus_client as one would write it oneself, and TraceML.
+"""The contenders: a plain loop, Rankscope, prometheus_client in a script of one's own, and TraceML.
 
 Each is used as its documentation says. Packages are imported when a contender begins, because that is measured.
 """
@@ -8,37 +8,36 @@ from __future__ import annotations
 from benchmarks.hook_overhead.trainings import Alone
 
 
-class Nobody:
-    """The loop as it is."""
+class Plain:
+    """The loop without instrumentation."""
 
     def begin(self) -> None:
         """Import and instrument."""
 
     def loop(self, training: Alone, steps: int) -> None:
-        """Train for so many steps."""
+        """Train for `steps` steps."""
         for _ in range(steps):
             training.backward(training.forward(training.fetch()))
             training.update()
 
     def end(self) -> None:
-        """What the script does at its end."""
+        """End the instrumentation, as the script does at its end."""
 
     def collectives(self) -> float:
-        """Collectives so far, where the contender knows."""
+        """Return the collectives so far; 0 if the contender does not count them."""
         return 0.0
 
 
-class Rankscope(Nobody):
-    """Every probe that is on by default."""
+class Rankscope(Plain):
+    """The hook with every default probe."""
 
     def begin(self) -> None:
-        """Import and instrument."""
         import rankscope
 
         rankscope.instrument()
 
     def collectives(self) -> float:
-        """Collectives so far, from the record."""
+        """Return the collectives so far, from the record."""
         from rankscope import attach
         from rankscope.record import layout
 
@@ -48,11 +47,11 @@ class Rankscope(Nobody):
         return float(sum(attachment.writer.slots[index : index + len(layout.OPS)]))
 
 
-class PrometheusClient(Nobody):
+class PrometheusClient(Plain):
     """A histogram of each phase's seconds and a counter of steps, in the training loop."""
 
     def begin(self) -> None:
-        """Import, instrument, and serve what is counted: prometheus_client does so in a thread."""
+        """Import, instrument, and serve the metrics in a thread."""
         from prometheus_client import Counter, Histogram, start_http_server
 
         seconds = Histogram("training_phase_seconds", "Seconds of a phase.", ["phase"])
@@ -62,7 +61,6 @@ class PrometheusClient(Nobody):
         start_http_server(0, addr="127.0.0.1")
 
     def loop(self, training: Alone, steps: int) -> None:
-        """Train for so many steps."""
         for _ in range(steps):
             with self._data.time():
                 batch = training.fetch()
@@ -75,18 +73,16 @@ class PrometheusClient(Nobody):
             self._steps.inc()
 
 
-class TraceMl(Nobody):
+class TraceMl(Plain):
     """TraceML (distribution traceml-ai), under its launcher: `traceml run`."""
 
     def begin(self) -> None:
-        """Import and instrument."""
         import traceml_ai as traceml
 
         traceml.init(mode="auto")
         self._trace_step = traceml.trace_step
 
     def loop(self, training: Alone, steps: int) -> None:
-        """Train for so many steps."""
         for _ in range(steps):
             batch = training.fetch()
             with self._trace_step(training.model):
@@ -94,8 +90,8 @@ class TraceMl(Nobody):
                 training.update()
 
 
-CONTENDERS: dict[str, type[Nobody]] = {
-    "nobody": Nobody,
+CONTENDERS: dict[str, type[Plain]] = {
+    "plain": Plain,
     "rankscope": Rankscope,
     "prometheus_client": PrometheusClient,
     "traceml": TraceMl,

@@ -1,10 +1,10 @@
-"""Measure what the device's clock costs the host, without a device.
+"""Measure the cost of the device's clock on the host, without a device.
 
     python -m benchmarks.hook_overhead.device_clock --pairs 100 --save
 
 The step is that of DDP in `benchmarks.hook_overhead.in_process`, in pairs of blocks with the hook. In one block torch
 has no device, in the other a device whose events take no time. So this measures the hook's own Python code; `make
-gpu-check` measures what the driver takes for an event on a GPU. It runs as shipped, with few steps measured, and with
+gpu-check` measures the driver's time for an event on a GPU. It runs as shipped, with few steps measured, and with
 every step measured, which gives the cost of one mark. Steps of 20 ms show how many marks there are a second.
 """
 
@@ -35,12 +35,12 @@ STREAM = SimpleNamespace(device="cuda:0")
 
 
 class Event:
-    """As torch.cuda.Event, of a device that has done everything at once."""
+    """An event like torch.cuda.Event, of a device that is always done."""
 
     marks = 0
 
     def __init__(self, enable_timing: bool = False) -> None:
-        self.can_tell_the_time = enable_timing
+        self.enable_timing = enable_timing
         self._at = 0.0
 
     def record(self, _stream: object = None) -> None:
@@ -48,30 +48,30 @@ class Event:
         self._at = time.monotonic()
 
     def wait(self, _stream: object = None) -> None:
-        """No time at all."""
+        """Return at once."""
 
     def synchronize(self) -> None:
-        """Likewise."""
+        """Return at once."""
 
     def query(self) -> bool:
-        """Always over."""
+        """Return True: the device has always passed the event."""
         return True
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds."""
+        """Return milliseconds."""
         return (end_event._at - self._at) * 1000
 
 
 class Stream:
-    """As torch.cuda.Stream; nobody makes one here."""
+    """A stand-in for torch.cuda.Stream; this benchmark creates none."""
 
     def synchronize(self) -> None:
-        """No time at all."""
+        """Return at once."""
 
 
 @contextmanager
-def pretended_device() -> Iterator[None]:
-    """Within, torch.cuda is in use and its events take no time."""
+def fake_device() -> Iterator[None]:
+    """Give torch.cuda events that take no time until the block ends."""
     stand_ins: tuple[tuple[Any, str, Any], ...] = (
         (torch.backends.cuda, "is_built", lambda: True),
         (torch.cuda, "is_initialized", lambda: True),
@@ -92,24 +92,24 @@ def pretended_device() -> Iterator[None]:
 
 
 def with_clock(loop: Loop, seconds_per_mark: float) -> Callable[[], Block]:
-    """A block with the hook beside the pretended device."""
+    """Return a function that runs a block with the hook and the fake device."""
 
     def block() -> Block:
         device_clock.SECONDS_PER_MARK = seconds_per_mark
-        with pretended_device():
+        with fake_device():
             return loop.with_hook()
 
     return block
 
 
 def marks_a_second(training: Ddp, seconds: float) -> tuple[float, float]:
-    """Of steps that last LONG_STEP, as it is; and the marks of a step that is measured."""
+    """Return the marks a second in steps of LONG_STEP, and the marks of a measured step."""
     training.sleep = LONG_STEP
-    with pretended_device():
+    with fake_device():
         rankscope.instrument()
         loop = Loop(training, 1)
         loop.warm_up()
-        loop.run(2)  # the first step's marks tell the level
+        loop.run(2)  # the first step's marks set the level
         attachment = attach.current()
         assert attachment is not None
         slots = attachment.writer.slots
@@ -123,7 +123,7 @@ def marks_a_second(training: Ddp, seconds: float) -> tuple[float, float]:
 
 
 def measure(pairs: int, seconds: float) -> dict[str, Any]:
-    """All figures; of time as microseconds."""
+    """Return all figures, times in microseconds."""
     usual = device_clock.SECONDS_PER_MARK
     join(Ddp.ranks)
     training = Ddp()
@@ -151,7 +151,6 @@ def measure(pairs: int, seconds: float) -> dict[str, Any]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Return the figures as Markdown."""
     rows = (
         ("step with the hook, without a device (µs)", f"{figures['step_us']:.0f}"),
         ("device clock, few steps measured (µs a step)", report.text(figures["sampled_us"])),
@@ -165,10 +164,9 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=200, help="of blocks, of each kind (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="in which marks are counted (%(default)s)")
+    parser.add_argument("--pairs", type=int, default=200, help="pairs of blocks of each kind (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for counting marks (%(default)s)")
     options = parser.parse_args()
     with in_process.run_directory():
         found = measure(options.pairs, options.seconds)

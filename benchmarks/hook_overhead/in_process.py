@@ -1,22 +1,22 @@
-"""Measure what the hook costs a step, in one process.
+"""Measure the cost of the hook in a step, in one process.
 
     python -m benchmarks.hook_overhead.in_process --pairs 250 --save
 
-Two processes of the same program differ by tens of microseconds a step, one process from block to block by few. So
-blocks of steps with and without the hook alternate in the same process: `instrument()` and `uninstrument()` in turn.
+Two processes of the same program differ by tens of microseconds a step, the blocks of one process by few. So blocks of
+steps with and without the hook alternate in the same process: `instrument()` and `uninstrument()` in turn.
 
-Another load on the physical core makes every step up to twice as long, for tens of milliseconds or for minutes. So a
+Other load on the physical core makes every step up to twice as long, for tens of milliseconds or for minutes. So a
 constant reference loop runs between the steps; a step counts if both loops around it ran at the CPU's full speed. A
 block's figure is the median of these steps, without their sleep, because the system wakes them later by more than the
 hook costs. The result is the median difference over all pairs of blocks with its 95% interval (bootstrap), next to an
 A/A control: pairs of blocks that are both without the hook; and the same of all steps. This does not measure rare work
 (once a second, garbage collections), processes, memory, start and exit; `benchmarks.hook_overhead` does.
 
-Page faults a step are the process's minor faults, in the mean of all blocks without the hook and with it: they depend
-on what lies where in the heap, and differ from one process to the next.
+Page faults a step are the process's minor faults, the mean of all blocks without the hook and with it. They depend on
+the layout of the heap, and differ from one process to the next.
 
-The instructions that the interpreter runs in the hook in a step depend on no other load. `fsdp2` is one of two ranks;
-the other one exchanges nothing.
+The instructions that the interpreter runs in the hook in a step do not depend on other load. `fsdp2` is one of two
+ranks; the other one exchanges nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from benchmarks.hook_overhead.child import join
-from benchmarks.hook_overhead.contenders import Nobody, Rankscope
+from benchmarks.hook_overhead.contenders import Plain, Rankscope
 from benchmarks.hook_overhead.trainings import TRAININGS, Alone
 from testing import report
 from testing.statistics import Interval, median_interval
@@ -48,15 +48,15 @@ import rankscope
 
 HOOK = str(Path(rankscope.__file__).parent)
 MICROSECONDS = 1e6
-# Steps before a block is measured: the record is published, start-up and the looks at every step are over. And of the
-# block, which ends before step 100, when the hook looks for root modules once more.
+# Steps before a block is measured: the record is published, and start-up is over. And steps of the block, which ends
+# before step 100, when the hook looks for root modules again.
 WARM_UP, STEPS = 25, 65
 SHORTER = {"20_ms": 30, "100_ms": 20}  # steps of a block, if a step takes that long
 REFERENCE_ROUNDS = 750  # of the loop between two steps, which runs twice: 50 µs
-# Full speed: at most so many times as long as the fastest loops but for a few outliers. Sharing the core costs 1.4.
+# Full speed: at most this factor of the fastest loops but for a few outliers. Sharing the core costs 1.4.
 FULL_SPEED, FASTEST = 1.15, 0.005
-FEWEST, FEWEST_PAIRS = 3, 20  # steps at full speed that make a figure of a block; pairs with figures that make a result
-# Microseconds that the hook may cost: DDP with everything on, a thousandth of a long step; elsewhere also of each
+FEWEST, FEWEST_PAIRS = 3, 20  # steps at full speed for a block's figure; pairs with figures for a result
+# Microseconds that the hook may cost: DDP with all probes, a thousandth of a long step; elsewhere also for each
 # collective that the script calls.
 BOUNDS, BOUND, COLLECTIVE_BOUND = {"ddp": 50.0, "ddp_100_ms": 100.0}, 50.0, 8.0
 
@@ -64,7 +64,7 @@ Found = TypeVar("Found")
 
 
 class Step(NamedTuple):
-    """One step of a block; seconds."""
+    """One step of a block, in seconds."""
 
     seconds: float
     reference: float  # the slower one of the reference loops before and after it
@@ -75,19 +75,19 @@ Block = list[Step]
 
 
 class Loop:
-    """One of the trainings, which can be run again and again."""
+    """A training that can be run repeatedly."""
 
     def __init__(self, training: Alone, steps: int) -> None:
         self._training = training
         self._steps = steps
 
     def without_hook(self) -> Block:
-        """A block of the plain loop."""
+        """Run a block of the plain loop."""
         self.warm_up()
         return self.run(self._steps)
 
     def with_hook(self) -> Block:
-        """A block with every probe that is on by default."""
+        """Run a block with every default probe."""
         rankscope.instrument()
         self.warm_up()
         found = self.run(self._steps)
@@ -95,13 +95,13 @@ class Loop:
         return found
 
     def counts(self) -> tuple[float, int]:
-        """Collectives a step, as the hook counts them; and the interpreter's instructions a step in its functions."""
+        """Return a step's collectives, as the hook counts them, and the interpreter's instructions in the hook."""
         rankscope.instrument()
         self.warm_up()
         collectives = Rankscope().collectives()
         self.run(self._steps)
         collectives = Rankscope().collectives() - collectives
-        instructions = min(instructions_of(lambda: self.run(1)) for _ in range(2))  # one may have the look of a second
+        instructions = min(instructions_of(lambda: self.run(1)) for _ in range(2))  # one may include rarer work
         rankscope.uninstrument()
         return collectives / self._steps, instructions
 
@@ -110,7 +110,7 @@ class Loop:
         found, before = [], reference()
         for _ in range(steps):
             faults, began = page_faults(), self._clock()
-            Nobody().loop(self._training, 1)
+            Plain().loop(self._training, 1)
             seconds, faults = self._clock() - began, page_faults() - faults
             after = reference()
             found.append(Step(seconds, max(before, after), faults))
@@ -120,7 +120,7 @@ class Loop:
     def warm_up(self) -> None:
         """Train for `WARM_UP` steps that do not sleep."""
         sleep, self._training.sleep = self._training.sleep, 0.0
-        Nobody().loop(self._training, WARM_UP)
+        Plain().loop(self._training, WARM_UP)
         self._training.sleep = sleep
 
     def _clock(self) -> float:
@@ -133,7 +133,7 @@ def page_faults() -> int:
 
 
 def reference() -> float:
-    """Seconds of a loop that is always the same: the CPU's speed at this moment. After a sleep it first wakes up."""
+    """Return the seconds of a constant loop: the CPU's current speed. The first run wakes it up after a sleep."""
     return min(_loop(), _loop())
 
 
@@ -146,7 +146,7 @@ def _loop() -> float:
 
 
 def alternating(pairs: int, plain: Callable[[], Found], other: Callable[[], Found]) -> list[tuple[Found, Found]]:
-    """What the two give in turn, the one first and then the other."""
+    """Run both functions in turn, with alternating order. Return the pairs of results."""
     found = []
     for number in range(pairs):
         if number % 2:
@@ -159,25 +159,25 @@ def alternating(pairs: int, plain: Callable[[], Found], other: Callable[[], Foun
 
 
 def full_speed(steps: Block) -> float:
-    """Seconds that the reference loop takes at most while the CPU has its full speed."""
+    """Return the most seconds that the reference loop takes at the CPU's full speed."""
     references = sorted(step.reference for step in steps)
     return FULL_SPEED * references[int(FASTEST * len(references))]
 
 
 def figure(block: Block, limit: float) -> float | None:
-    """The median step of those beside which the reference loop took `limit` seconds at most; None of too few."""
+    """Return the median of the steps next to which the reference loop took at most `limit` seconds; None of too few."""
     seconds = [step.seconds for step in block if step.reference <= limit]
     return statistics.median(seconds) if len(seconds) >= FEWEST else None
 
 
 def differences(pairs: Sequence[tuple[Block, Block]], limit: float) -> list[float]:
-    """Seconds a step that the second block of a pair takes longer, of the pairs that have both figures."""
+    """Return the additional seconds a step of the second block, for each pair in which both have a figure."""
     figures = [(figure(plain, limit), figure(other, limit)) for plain, other in pairs]
     return [other - plain for plain, other in figures if plain is not None and other is not None]
 
 
 def instructions_of(run: Callable[[], object]) -> int:
-    """The interpreter's instructions that the hook's functions execute within `run`, without those of C code."""
+    """Return the interpreter's instructions in the hook's functions during `run`, without those of C code."""
     found = 0
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
@@ -199,7 +199,7 @@ def instructions_of(run: Callable[[], object]) -> int:
 
 
 def compare(name: str, pairs: int) -> dict[str, Any]:
-    """All figures of one training; seconds as microseconds a step."""
+    """Return all figures of one training, in microseconds a step."""
     make = TRAININGS[name]
     steps = next((steps for length, steps in SHORTER.items() if name.endswith(length)), STEPS)
     if make.ranks:
@@ -235,17 +235,16 @@ def mean_faults(blocks: Sequence[Block]) -> float:
 
 
 def span(values: Sequence[float]) -> Interval | None:
-    """Return the median of these seconds and its interval in microseconds; None if they are too few."""
+    """Return the median and its interval in microseconds; None of too few seconds."""
     return median_interval(values).scaled(MICROSECONDS) if len(values) >= FEWEST_PAIRS else None
 
 
 def microseconds(seconds: float) -> float:
-    """Return them rounded to a tenth."""
+    """Return microseconds, rounded to a tenth."""
     return round(seconds * MICROSECONDS, 1)
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    """Return the figures as Markdown."""
     head = ["training", "step (µs)", "hook (µs a step)", "bound", "control (µs a step)", "steps at full speed"]
     head += ["all steps (µs)", "hook, all", "control, all", "faults a step: without, with"]
     head += ["the same, control", "instructions a step", "collectives a step", "pairs"]
@@ -269,7 +268,7 @@ def _row(line: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def run_directory() -> Iterator[None]:
-    """Train with one thread, with records in a directory of its own."""
+    """Use one thread, and a run directory of its own."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
         os.environ["RANKSCOPE_RUN_DIR"] = run_dir
@@ -277,9 +276,8 @@ def run_directory() -> Iterator[None]:
 
 
 def main() -> None:
-    """Measure and publish."""
     parser = report.parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=600, help="of blocks, and as many of the control (%(default)s)")
+    parser.add_argument("--pairs", type=int, default=600, help="pairs of blocks, also for the control (%(default)s)")
     parser.add_argument("--training", nargs="+", choices=TRAININGS, default=list(TRAININGS), metavar="NAME")
     options = parser.parse_args()
     found = []

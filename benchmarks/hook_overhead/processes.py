@@ -1,4 +1,4 @@
-"""Starting a training process, having it train, and seeing from outside what it brought along."""
+"""Start a training process, run blocks of steps in it, and measure its resources from outside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.hook_overhead.child import ADDRESS
 from testing.processes import MEBIBYTE, resident_bytes
 
 CHILD = Path(__file__).with_name("child.py")
-PATIENCE = 120  # seconds until a process trains
+STARTS_WITHIN = 120  # seconds until a process trains
 
 
 class Child:
@@ -35,27 +35,27 @@ class Child:
         with socket.socket(socket.AF_UNIX) as listener, output_path.open("wb") as output:
             listener.bind(address)
             listener.listen()
-            listener.settimeout(PATIENCE)
+            listener.settimeout(STARTS_WITHIN)
             began = time.perf_counter()
             streams: Any = {"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL}
             self._process = subprocess.Popen(command, env=environment, cwd=directory, **streams)
             try:
                 self._driver = Connection(listener.accept()[0].detach())
             except TimeoutError:
-                raise RuntimeError(f"{' '.join(command)} did not begin:\n{output_path.read_text()}") from None
+                raise RuntimeError(f"{' '.join(command)} did not start:\n{output_path.read_text()}") from None
             self.start = self._driver.recv()["start"]
             self.ready = time.perf_counter() - began
         self.last: dict[str, Any] = {}
 
     def run(self, steps: int) -> tuple[float, float]:
-        """Train for so many steps; wall (less what they sleep) and processor seconds of the training thread a step."""
+        """Train for `steps` steps. Return the training thread's wall (without sleep) and CPU seconds a step."""
         self._driver.send(steps)
         self.last = self._driver.recv()
-        wall, processor = self.last["seconds"]
-        return wall, processor
+        wall, cpu = self.last["seconds"]
+        return wall, cpu
 
     def processes(self) -> list[int]:
-        """The pids of the process that was started and of all below it."""
+        """Return the pids of the process and of all its descendants."""
         parents = dict(_parents())
         found = [self._process.pid]
         for pid in found:
@@ -63,7 +63,7 @@ class Child:
         return found
 
     def end(self) -> float:
-        """Have it end; the seconds until it has."""
+        """End the process. Return the seconds that it took."""
         began = time.perf_counter()
         self._driver.send(0)
         self._driver.close()
@@ -73,7 +73,7 @@ class Child:
 
 @contextmanager
 def child(training: str, contender: str) -> Iterator[Child]:
-    """A training process in a directory of its own."""
+    """Start a training process in its own directory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         yield Child(training, contender, Path(directory))
 
@@ -84,7 +84,7 @@ def resident_mib(pids: list[int]) -> float:
 
 
 def _parents() -> Iterator[tuple[int, int]]:
-    """Each process of the machine and its parent."""
+    """Yield the pid and the parent's pid of each process of the machine."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended
             yield int(path.parent.name), int(path.read_text().rpartition(")")[2].split()[1])

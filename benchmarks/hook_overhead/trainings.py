@@ -1,4 +1,4 @@
-"""The training loops whose steps are measured: short ones, one process each, so that nothing hides the cost."""
+"""The training loops whose steps are measured: short ones in one process, so that nothing hides the cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Alone:
-    """A plain model, a DataLoader and an optimizer; the phases of a step, for each contender's own loop."""
+    """A plain model, a DataLoader and an optimizer, with the phases of a step for each contender's own loop."""
 
     ranks = 0  # of the process group; 0 without one
     sleep = 0.0  # seconds in each step
@@ -33,13 +33,13 @@ class Alone:
         self._batches: Iterator[Any] = iter(())
 
     def make(self) -> torch.nn.Module:
-        """The model of one process."""
+        """Return the model of one process."""
         return torch.nn.Sequential(
             torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
         )
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model as it is trained."""
+        """Return the model for training."""
         return model
 
     def fetch(self) -> Any:
@@ -54,11 +54,11 @@ class Alone:
         return cross_entropy(self.model(batch[0]), batch[1])
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The gradients, averaged."""
+        """Compute and average the gradients."""
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
 
     def update(self) -> None:
-        """The optimizer's step, and the time that a larger model would take."""
+        """Run the optimizer's step, then sleep for the time of a larger model."""
         self.optimizer.step()
         if self.sleep:
             began = time.perf_counter()
@@ -67,59 +67,55 @@ class Alone:
 
 
 class Ddp(Alone):
-    """With everything that the probes watch: DDP, whose buffers are broadcast in forward."""
+    """DDP, with everything that the probes watch; its buffers are broadcast in forward."""
 
     ranks = 1
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model as it is trained."""
         return DistributedDataParallel(model)
 
 
 class LongDdp(Ddp):
-    """The same in steps of 100 ms, after which nothing of ours is in the caches."""
+    """The same in steps of 100 ms, after which the CPU's caches are cold."""
 
     sleep = 0.1
 
 
 class Fsdp2(Alone):
-    """`fully_shard`: each of its collectives, and each wait for one, is a call of its own. One rank makes none."""
+    """`fully_shard`: each of its collectives, and each wait for one, is a separate call. One rank makes none."""
 
     ranks = 2
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model as it is trained."""
-        fully_shard(model)  # makes the model another class, in place
+        fully_shard(model)  # changes the model's class in place
         return model
 
 
 class ByHand(Alone):
-    """The script averages each gradient itself."""
+    """A script that averages each gradient by hand."""
 
     ranks = 1
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The gradients, averaged."""
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         for parameter in self.model.parameters():
             dist.all_reduce(parameter.grad)
 
 
 class Deep(Alone):
-    """A step that computes for some 5 ms on the CPU, in many layers: each allocates memory and frees it."""
+    """A step that computes for about 5 ms on the CPU, in many layers: each allocates and frees memory."""
 
     width = 192
     batch_size = 32
     layers = 26
 
     def make(self) -> torch.nn.Module:
-        """The model of one process."""
         hidden = [torch.nn.Linear(self.width, self.width) for _ in range(self.layers)]
         return torch.nn.Sequential(*hidden, torch.nn.Linear(self.width, 10))
 
 
 class DeepDdp(Deep, Ddp):
-    """The same with DDP."""
+    """The deep model with DDP."""
 
 
 TRAININGS: dict[str, type[Alone]] = {

@@ -1,1 +1,1 @@
-"""The demo: a real training job beside simulated GPUs, watched by the real stack (`make demo`)."""
+"""The demo: a real training job with simulated GPUs, monitored by the real stack (`make demo`)."""

@@ -1,6 +1,6 @@
-"""`make demo` shows the story and stays up for looking around.
+"""Run the demo. `make demo` keeps all servers running afterwards, for exploring.
 
-`make demo ONCE=1` exits by itself: 0 only if both faults were notified, in time, and nothing else was.
+`make demo ONCE=1` exits by itself, with 0 only if both faults were notified in time and nothing else was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from examples.demo.story import Demo, say
 
 @contextmanager
 def directories() -> Iterator[tuple[Path, Path]]:
-    """A directory for the servers' files, and a run directory in memory for the ranks' records."""
+    """Yield a directory for the servers' files, and a run directory in memory for the ranks' records."""
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-demo-") as directory,
         tempfile.TemporaryDirectory(prefix="rankscope-demo-", dir="/dev/shm") as run_dir,
@@ -27,13 +27,13 @@ def directories() -> Iterator[tuple[Path, Path]]:
 
 
 def main() -> int:
-    """Tell the story; the status is 0 if it went as promised."""
+    """Run the demo. Return 0 if everything was notified as expected."""
     parser = argparse.ArgumentParser(
         prog="make demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--once", action="store_true", help="exit when the story is over")
+    parser.add_argument("--once", action="store_true", help="exit at the end of the demo")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers, too
     with directories() as (directory, run_dir), Demo(directory, run_dir) as demo:
         demo.run()
         problems = demo.verdict()
@@ -42,7 +42,7 @@ def main() -> int:
         for problem in problems:
             say(f"WRONG: {problem}")
         if not options.once:
-            say("everything stays up for looking around; Ctrl-C ends it")
+            say("all servers keep running; press Ctrl-C to stop them")
             signal.pause()
     return 1 if problems else 0
 

@@ -1,7 +1,7 @@
-"""The story: a real job runs well, rank 0 begins to do extra work, then the job ends while a GPU's memory stays held.
+"""The demo's story: a real job trains, rank 0 starts to do extra work, then the job ends but a GPU's memory stays held.
 
 Real: the torchrun job and its data, the exporter, Prometheus, Alertmanager, the notifications. Simulated: the four
-GPUs, under the real NVML calls.
+GPUs, below the real NVML calls.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ HELD_GPU = 2
 HELD_MEMORY = "20 GiB"
 RANK_ZERO_FAULT = "RankscopeRankZeroLagging"
 HELD_MEMORY_FAULT = "RankscopeGpuMemoryHeldIdle"
-JOB_STARTS_WITHIN = 90.0  # seconds; importing torch four times on a slow machine is most of it
+JOB_STARTS_WITHIN = 90.0  # seconds; mostly for importing torch four times on a slow machine
 QUIET = 15.0
-NOTIFIED_WITHIN = 30.0  # what the demo promises
+NOTIFIED_WITHIN = 30.0  # the demo's bound
 RECOVERED_WITHIN = 30.0
 SILENCE_AFTERWARDS = 10.0
 
 
 class Demo:
-    """One run of the story; the stack and the job end with the context."""
+    """One run of the demo. The stack and the job end with the context."""
 
     def __init__(self, directory: Path, run_dir: Path) -> None:
         self._holders = directory / "holders"
@@ -55,12 +55,12 @@ class Demo:
         self._started.close()
 
     def run(self) -> None:
-        """The whole story."""
+        """Run all parts of the story."""
         self.start_training()
-        say(f"all ranks train. {QUIET:.0f} s in which nothing should happen …")
+        say(f"all ranks are training; no alert should fire for {QUIET:.0f} s")
         time.sleep(QUIET)
         self.make_rank_zero_lag()
-        self.make_rank_zero_behave()
+        self.stop_rank_zero_lagging()
         self.finish_with_memory_held()
         time.sleep(SILENCE_AFTERWARDS)
 
@@ -71,26 +71,26 @@ class Demo:
         self._wait_until_training()
 
     def make_rank_zero_lag(self) -> None:
-        """The first fault, until its notification."""
-        say("FAULT 1: rank 0 begins to log histograms after every step, as many scripts do")
+        """Inject the first fault, and wait for its notification."""
+        say("FAULT 1: rank 0 starts to log histograms after every step, as many scripts do")
         self.job.begin_extra_work()
         self._await(RANK_ZERO_FAULT)
 
-    def make_rank_zero_behave(self) -> None:
-        """The end of the first fault, until Alertmanager says so."""
+    def stop_rank_zero_lagging(self) -> None:
+        """End the first fault, and wait for the resolved notification."""
         self.job.end_extra_work()
-        say("rank 0 stops that; the alert should resolve")
+        say("rank 0 stops logging; the alert should resolve")
         wait_for(lambda: any(not n.is_firing for n in self.stack.webhook.notifications), RECOVERED_WITHIN)
 
     def finish_with_memory_held(self) -> None:
-        """The end of the job, and the second fault, until its notification."""
+        """End the job with the second fault, and wait for its notification."""
         say(f"FAULT 2: the job finishes, but a helper process keeps {HELD_MEMORY} of GPU {HELD_GPU}")
         self._hold_memory()
-        say(f"the job is done: {self.job.finish()}")
+        say(f"the job has ended: {self.job.finish()}")
         self._await(HELD_MEMORY_FAULT)
 
     def verdict(self) -> list[str]:
-        """What went wrong, one line each; empty if all was as promised."""
+        """Return the problems, one line each; empty if everything was as expected."""
         expected = {
             RANK_ZERO_FAULT: {"rank": "0", "run": RUN, "cause": "other"},
             HELD_MEMORY_FAULT: {"gpu": str(HELD_GPU)},
@@ -99,9 +99,7 @@ class Demo:
         for notification in self.stack.webhook.firing():
             labels = expected.get(notification.name)
             if labels is None or not labels.items() <= notification.labels.items():
-                wrong.append(
-                    f"notified, though it was no fault of the story: {notification.line()} {notification.labels}"
-                )
+                wrong.append(f"notified without a fault of the demo: {notification.line()} {notification.labels}")
         for name, delay in self.delays.items():
             if delay is None or delay > NOTIFIED_WITHIN:
                 wrong.append(f"not notified within {NOTIFIED_WITHIN:.0f} s: {name}")
@@ -138,5 +136,5 @@ def _say_started(server: servers.Server) -> None:
 
 
 def say(text: str) -> None:
-    """A line of the story, at once."""
+    """Print a line with the time, unbuffered."""
     print(f"{time.strftime('%H:%M:%S')}  {text}" if not text.startswith(" ") else text, flush=True)

@@ -1,26 +1,26 @@
-"""A device that works asynchronously, as CUDA's do, for tests, benchmarks and the gauntlet: no GPU is needed.
+"""A device that is as asynchronous as CUDA, for tests, benchmarks and the gauntlet. It needs no GPU.
 
     with asynchronous_device():
         dist.init_process_group(BACKEND)
         rankscope.instrument()
+        rankscope.instrument()
         …
-        launch(30)                 # 30 ms of the device's work, in the current stream
-        dist.all_reduce(gradient)  # issued; meets the other ranks on the device
+        launch(30)                 # 30 ms of device work in the current stream
+        dist.all_reduce(gradient)  # is issued, and meets the other ranks on the device
         read(loss)                 # the host waits for the device, as for `.item()`
 
-**What it is.** Streams are threads that take one operation after the other. Events have the time at which the device
-passed them. Collectives are issued after what is in the current stream and really meet the other ranks; to wait for one
-makes the current stream wait, never the host. `torch.cuda` and `torch.cpu` have these streams, so that the hook and
-FSDP2 meet them where they look for CUDA's.
+**What it is.** Streams are threads that run one operation after the other. Events have the time at which the device
+passed them. A collective is issued after the work in the current stream and really meets the other ranks; waiting for
+it blocks the current stream, never the host. `torch.cuda` and `torch.cpu` have these streams, so that the hook and
+FSDP2 find them where they look for CUDA's.
 
-**What it is not.** Nothing is computed on it: tensors are the host's, and all that torch computes with them is the
-host's time. What takes the device's time is what is launched. Results of collectives are there at once and are *not*
-what the ranks would have computed together (each rank's own part stands in for all), so the values that are trained
-have no meaning; only whole numbers that two ranks send each other do arrive, for pipelines agree on shapes by them.
-`.item()` and `.cpu()` of a tensor do not wait: a job reads by `read`. Streams do not share the device: two that work at
-once are both as fast as alone. There is no memory, no graph capture and no second device.
+**What it is not.** It computes nothing: tensors are on the host, and torch's computations take host time. Only launched
+work takes device time. Results of collectives are there at once and are *not* correct: each rank's own part stands in
+for all, so trained values have no meaning. Only integers that two ranks send each other arrive, because pipelines agree
+on shapes with them. `.item()` and `.cpu()` do not wait: a job reads with `read`. Streams do not share the device: two
+at once are as fast as one. There is no memory, no graph capture and no second device.
 
-docs/decisions/0017-an-asynchronous-device-for-tests.md gives the reasons.
+docs/decisions/0017-an-asynchronous-device-for-tests.md has the reasons for this design.
 """
 
 from testing.asynchronous_device.installation import asynchronous_device

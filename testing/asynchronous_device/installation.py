@@ -1,4 +1,4 @@
-"""Puts the device where torch, FSDP2 and the hook look for CUDA's, and takes it away again without a trace."""
+"""Install the device where torch, FSDP2 and the hook look for CUDA, and remove it without a trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEMORY_BYTES = 80 * 2**30
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
-    """What is put in place of what."""
+    """Return owner, name and value of each attribute that is replaced."""
     owner = os.getpid()
     ours: list[tuple[Any, str, Any]] = [(torch.accelerator, "current_stream", streams.current_stream)]
     for module in (torch.cuda, torch.cpu):
@@ -30,7 +30,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
             (module, "synchronize", streams.synchronize),
         ]
     ours += [
-        (torch.cuda, "is_initialized", lambda: os.getpid() == owner),  # not in a child that was forked since
+        (torch.cuda, "is_initialized", lambda: os.getpid() == owner),  # not in a forked child
         (torch.cuda, "is_current_stream_capturing", lambda: False),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "get_device_properties", lambda _device=None: properties()),
@@ -45,7 +45,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
 
 def properties() -> SimpleNamespace:
-    """Of the device: the rank's, where CUDA_VISIBLE_DEVICES has UUIDs."""
+    """Return the device's properties, with the rank's UUID where CUDA_VISIBLE_DEVICES has UUIDs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     uuid = visible[local_rank] if local_rank < len(visible) else ""
@@ -54,10 +54,10 @@ def properties() -> SimpleNamespace:
 
 @contextmanager
 def asynchronous_device(on_transfer: Callable[[], None] | None = None) -> Iterator[None]:
-    """Within, torch has the device, and torch.distributed the backend `BACKEND` on it.
+    """Give torch the device, and torch.distributed the backend `BACKEND` on it, until the block ends.
 
-    To be entered before the hook is installed, and left after it is removed. `on_transfer` is called in every
-    collective once all ranks are there, in the thread of its stream: what it sleeps is the network's time.
+    Enter it before the hook is installed, and leave it after the hook is removed. `on_transfer` is called in every
+    collective once all ranks are there, in the thread of its stream: its sleep is the network's time.
     """
     with ExitStack() as undo:
         undo.callback(streams.stop_all)
@@ -73,12 +73,11 @@ def asynchronous_device(on_transfer: Callable[[], None] | None = None) -> Iterat
 
 
 def register() -> None:
-    """Let torch.distributed know the backend."""
     dist.Backend.register_backend(BACKEND, process_group.create, devices=["cpu"])
 
 
 def unregister() -> None:
-    """It is forgotten. torch has no inverse of its own."""
+    """Undo `register`. torch has no inverse of its own."""
     backend: Any = dist.Backend
     delattr(backend, BACKEND.upper())
     backend.backend_list.remove(BACKEND)

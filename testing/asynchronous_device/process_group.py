@@ -1,14 +1,14 @@
 """A process group whose collectives run on the asynchronous device, as NCCL's do on CUDA.
 
-A collective is issued after what is in the current stream and meets the other ranks in the group's own stream, by way
-of gloo and in the order of issue. `wait()` makes the current stream wait. A synchronous call has its own stream wait at
-once and gives no work, as ProcessGroupNCCL does (torch 2.8 and newer); only a barrier blocks the host.
+A collective is issued after the work in the current stream and meets the other ranks in the group's own stream, over
+gloo and in the order of issue. `wait()` blocks the current stream. A synchronous call blocks its own stream at once and
+returns no work, as in ProcessGroupNCCL (torch 2.8 and newer); only a barrier blocks the host.
 
-**By which way a call came** decides where it is done. On CUDA the hook sees what Python code issues, in the attributes
-of `ProcessGroup` and `Work`, and not what DDP's reducer and functional collectives issue in C++. Here C++ code reaches
-Python as well, by the methods that pybind finds in a subclass. So `Group`'s methods look at the frame that called them:
-torch.distributed's Python goes by `dist.ProcessGroup`, everything else directly. Accordingly Python code is given a
-work of torch's own class, whose methods are replaced in `dist.Work` itself, and C++ code one of a subclass.
+**The caller decides which class handles a call.** With CUDA, the hook sees what Python code issues, in the attributes
+of `ProcessGroup` and `Work`, but not what DDP's reducer and functional collectives issue in C++. Here, C++ code calls
+Python as well: pybind finds the methods of a subclass. So `Group`'s methods look at the calling frame: calls from
+torch.distributed's Python go to `dist.ProcessGroup`, all others are handled directly. Python code gets a work of
+torch's own class, whose methods are replaced in `dist.Work`; C++ code gets a work of a subclass.
 """
 
 from __future__ import annotations
@@ -29,68 +29,68 @@ from testing.asynchronous_device.streams import Mark, Stream, current_stream
 
 BACKEND = "asynchronous"
 DISTRIBUTED = distributed_c10d.__file__
-MEETING, TELLING = 0, 1  # tags of what two ranks exchange over gloo
-NO_GRAPH_TASK = -1  # as torch says outside of the autograd engine
+MEETING, VALUES = 0, 1  # tags of messages between two ranks over gloo
+NO_GRAPH_TASK = -1  # torch's value outside of the autograd engine
 
 c10d: Any = torch._C._distributed_c10d  # its stubs lack most of it
 Method = Callable[..., Any]
 Fill = Callable[["Group", tuple[Any, ...]], None]
 
-# Torch's own, for gloo below and for what is no collective of ours. Of the class, past whatever has replaced them.
+# torch's own, for gloo and for work that is not of this device. It is read before it is replaced.
 gloo_wait = dist.Work.wait
 _marks: weakref.WeakKeyDictionary[dist.Work, Mark] = weakref.WeakKeyDictionary()
 on_transfer: list[Callable[[], None]] = []
-"""What the device does in each collective once all ranks are there: a slow network, a hang."""
+"""Called in each collective once all ranks are there, to simulate a slow network or a hang."""
 
 
-# What stands in for the results, by method: finite, and of the right shape.
+# Stand-ins for the results, by method: finite, and of the right shape.
 
 
 def keep(_group: Group, _arguments: tuple[Any, ...]) -> None:
-    """The tensors stay as they are."""
+    """Leave the tensors as they are."""
 
 
 def make_finite(_group: Group, arguments: tuple[Any, ...]) -> None:
-    """They may be memory that nobody has written."""
+    """Replace NaN and infinity: the tensors may be uninitialized memory."""
     for tensor in arguments[0]:
         if tensor.is_floating_point():
             tensor.detach().nan_to_num_()
 
 
 def gather_lists(_group: Group, arguments: tuple[Any, ...]) -> None:
-    """The own part in every place."""
+    """Copy the rank's own part to every place."""
     for outputs, own in zip(arguments[0], arguments[1], strict=False):
         for output in outputs:
             output.detach().copy_(own)
 
 
 def gather_into(group: Group, arguments: tuple[Any, ...]) -> None:
-    """The own part in every place of one tensor; it may lie in there already."""
+    """Copy the rank's own part to every place of one tensor. The own part may be in it already."""
     output, own = arguments[0].detach(), arguments[1].detach().clone()
     output.view(group.size(), -1).copy_(own.view(1, -1))
 
 
 def scatter_lists(group: Group, arguments: tuple[Any, ...]) -> None:
-    """The own place of the own list. Who has none keeps what is there."""
+    """Copy the rank's place of its own list. A rank without a list keeps its tensors."""
     for output, own in zip(arguments[0], arguments[1], strict=False):
         output.detach().copy_(own[group.rank()])
     make_finite(group, arguments)
 
 
 def scatter_from(group: Group, arguments: tuple[Any, ...]) -> None:
-    """The own place of one tensor."""
+    """Copy the rank's own place of one tensor."""
     output, own = arguments[0].detach(), arguments[1].detach()
     output.view(-1).copy_(own.reshape(group.size(), -1)[group.rank()])
 
 
 def exchange_lists(_group: Group, arguments: tuple[Any, ...]) -> None:
-    """What would go to each rank comes from it."""
+    """Copy the part for each rank as the part from that rank."""
     for output, own in zip(arguments[0], arguments[1], strict=True):
         exchange(_group, (output, own))
 
 
 def exchange(_group: Group, arguments: tuple[Any, ...]) -> None:
-    """The own tensor, as far as there is place for it."""
+    """Copy as much of the rank's own tensor as there is space for."""
     output, own = arguments[0].detach().view(-1), arguments[1].detach().reshape(-1)
     size = min(output.numel(), own.numel())
     output.zero_()
@@ -98,7 +98,7 @@ def exchange(_group: Group, arguments: tuple[Any, ...]) -> None:
 
 
 def for_each(fill: Fill) -> Fill:
-    """Of several at once."""
+    """Return a fill that applies `fill` to each of several tensors."""
 
     def fill_all(group: Group, arguments: tuple[Any, ...]) -> None:
         for pair in zip(*arguments[:2], strict=True):
@@ -133,7 +133,7 @@ FILLS: dict[str, Fill] = {
     "recv": make_finite,
 }
 POINT_TO_POINT = frozenset({"send", "recv"})
-# Those that C++ code calls, and pybind looks for in a subclass (torch/csrc/distributed/c10d/PyProcessGroup.hpp).
+# Methods that C++ code calls, and that pybind looks for in a subclass (torch/csrc/distributed/c10d/PyProcessGroup.hpp).
 FROM_CPP = (
     "allgather", "allreduce", "allreduce_coalesced", "barrier", "broadcast", "reduce_scatter", "send", "recv",
     "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "all_to_all_single", "alltoall_base",
@@ -142,55 +142,54 @@ FROM_CPP = (
 
 
 class CppWork(dist.Work):
-    """What C++ code is given: it asks no more than this."""
+    """A work for C++ code, which uses only these methods."""
 
     def __init__(self, mark: Mark, result: Any) -> None:
         super().__init__()
         self._mark, self._result = mark, result
 
     def wait(self, *_timeout: timedelta) -> bool:
-        """Of the current stream."""
+        """Block the current stream."""
         current_stream().put_wait(self._mark)
         return True
 
     def get_future(self) -> Future[Any]:
-        """Complete, see `future_of`."""
+        """Return a complete future, see `future_of`."""
         return future_of(self._mark, self._result)
 
 
 class Group(dist.ProcessGroup):
-    """The ranks of one group: a stream for its collectives, and for each peer one to send and one to receive."""
+    """The ranks of one group: a stream for its collectives, and one stream for each peer and direction."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # an overload that torch's stub does not know
         self._gloo: Any = dist.ProcessGroupGloo(c10d.PrefixStore("meetings", store), rank, size, timeout)
-        self._token = torch.zeros(1)  # lives as long as gloo, whose threads must not be the last to let go of it
+        self._token = torch.zeros(1)  # lives as long as gloo, because gloo's threads must not free it
         self._streams: dict[tuple[str, int], Stream] = {}
-        self._told: list[dist.Work] = []
+        self._sent: list[dist.Work] = []
         self._sequence = 0
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
-        """As registered."""
         return BACKEND
 
     @property
     def group_name(self) -> Any:
-        """As torch.distributed knows it: in C++ it is the backends' below the group, of which this has none."""
+        """The name in torch.distributed's registry: C++ takes it from a group's backends, and this one has none."""
         return distributed_c10d._world.pg_names[self]
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many collectives were issued. As NCCL's, without what only two ranks do."""
+        """Return how many collectives were issued. As with NCCL, send and receive do not count."""
         return self._sequence
 
     def _set_sequence_number_for_group(self) -> None:
-        """Begins with 0."""
+        """Do nothing: numbers start at 0."""
 
     def issue(self, name: str, arguments: tuple[Any, ...]) -> Mark:
-        """Put it into the group's stream, and give the place in there where it is over."""
+        """Issue a collective in the group's stream, and return the mark of its end."""
         FILLS[name](self, arguments)
         if name in POINT_TO_POINT:
             if not arguments[0][0].is_floating_point():
-                self._tell(name, *arguments[:2])
+                self._exchange_values(name, *arguments[:2])
             stream = self._stream(name, arguments[1])
             meet = partial(getattr(self._gloo, name), [self._token], arguments[1], MEETING)
         else:
@@ -201,12 +200,12 @@ class Group(dist.ProcessGroup):
         stream.put_unless_failed(lambda: transfer(meet))
         return stream.put_mark()
 
-    def _tell(self, name: str, tensors: list[torch.Tensor], peer: int) -> None:
-        """Whole numbers that two ranks exchange are sizes, pickled objects and votes: the next line reads them."""
+    def _exchange_values(self, name: str, tensors: list[torch.Tensor], peer: int) -> None:
+        """Exchange integers: they are sizes, pickled objects and votes, which the next line of the caller reads."""
         if name == "send":
-            self._told.append(self._gloo.send([tensor.clone() for tensor in tensors], peer, TELLING))
+            self._sent.append(self._gloo.send([tensor.clone() for tensor in tensors], peer, VALUES))
         else:
-            gloo_wait(self._gloo.recv(tensors, peer, TELLING))
+            gloo_wait(self._gloo.recv(tensors, peer, VALUES))
 
     def _stream(self, kind: str, peer: int) -> Stream:
         if (kind, peer) not in self._streams:
@@ -215,14 +214,14 @@ class Group(dist.ProcessGroup):
 
 
 def transfer(meet: Callable[[], dist.Work]) -> None:
-    """In the stream's thread: wait for the others, then do as long as the network does."""
+    """Wait for the other ranks, then take the network's time. Runs in the stream's thread."""
     gloo_wait(meet())
     for take_time in on_transfer:
         take_time()
 
 
 def method_for_cpp(name: str) -> Method:
-    """`Group`'s own method, which C++ code finds, and Python code too."""
+    """Return the method of `Group`, which C++ code finds, and Python code too."""
 
     def method(self: Group, *args: Any, **kwargs: Any) -> Any:
         if sys._getframe(1).f_code.co_filename == DISTRIBUTED:
@@ -238,7 +237,7 @@ for _name in FROM_CPP:
 
 
 def method_for_python(name: str, original: Method) -> Method:
-    """What stands in `dist.ProcessGroup`, for the hook to watch."""
+    """Return the replacement in `dist.ProcessGroup`, which the hook patches."""
 
     def method(self: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self, Group):
@@ -256,7 +255,7 @@ def method_for_python(name: str, original: Method) -> Method:
 
 
 def work_for_python(mark: Mark, result: Any) -> dist.Work:
-    """Of torch's own class."""
+    """Return a work of torch's own class."""
     future: Future[Any] = Future()
     future.set_result(result)
     work: dist.Work = c10d._create_work_from_future(future)
@@ -265,9 +264,9 @@ def work_for_python(mark: Mark, result: Any) -> dist.Work:
 
 
 def future_of(mark: Mark, result: Any) -> Future[Any]:
-    """A future that is complete, because DDP's reducer waits on the host for those of the host's tensors.
+    """Return a complete future, because DDP's reducer waits on the host for futures of host tensors.
 
-    The stream waits for the collective all the same: when the backward pass has ended, as with the reducer on CUDA.
+    The stream waits for the collective when the backward pass has ended, as with the reducer on CUDA.
     """
     future: Future[Any] = Future()
     future.set_result(result)
@@ -278,7 +277,7 @@ def future_of(mark: Mark, result: Any) -> Future[Any]:
 
 
 def wait(original: Method) -> Method:
-    """In the place of `Work.wait`."""
+    """Return the replacement of `Work.wait`."""
 
     def method(self: dist.Work, *args: Any, **kwargs: Any) -> Any:
         mark = _marks.get(self)
@@ -291,7 +290,7 @@ def wait(original: Method) -> Method:
 
 
 def is_completed(original: Method) -> Method:
-    """In the place of `Work.is_completed`."""
+    """Return the replacement of `Work.is_completed`."""
 
     def method(self: dist.Work) -> Any:
         mark = _marks.get(self)
@@ -301,7 +300,7 @@ def is_completed(original: Method) -> Method:
 
 
 def get_future(original: Method) -> Method:
-    """In the place of `Work.get_future`."""
+    """Return the replacement of `Work.get_future`."""
 
     def method(self: dist.Work) -> Any:
         mark = _marks.get(self)
@@ -311,5 +310,4 @@ def get_future(original: Method) -> Method:
 
 
 def create(store: Any, rank: int, size: int, timeout: timedelta) -> Group:
-    """For torch.distributed."""
     return Group(store, rank, size, timeout)

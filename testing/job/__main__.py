@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 4 -m testing.job DIRECTORY gloo
 
-DIRECTORY has the control file (control.py), which says what goes wrong; the job writes the process ids of its ranks
-and its progress there. The other kind of device is `asynchronous`.
+DIRECTORY has the control file (control.py), which sets the faults; the job writes the process ids of its ranks and its
+progress there. The other kind of device is `asynchronous`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from testing.job.device import ASYNCHRONOUS, installed
 from testing.job.loop import TrainingLoop, delay_transfer
 from testing.leaving import leave
 
-# Ten times as often as the hook would: the rules' windows are a fiftieth at the fast speed, and in production there are
-# some hundred measured steps in each. A step with fifty collectives, f22's, has two hundred marks.
+# Ten times as often as in the hook: at the fast speed the rules' windows are a fiftieth, and in production each has
+# hundreds of measured steps. A step with fifty collectives, as in f22, has two hundred marks.
 SECONDS_PER_MARK = device_clock.SECONDS_PER_MARK / 10
 
 

@@ -1,7 +1,6 @@
-"""How the ranks of the training job behave: one JSON file that the launcher writes and every rank reads while it runs.
+"""The behavior of the training job's ranks: one JSON file that the launcher writes and every rank reads while it runs.
 
-A behavior takes effect at a given step, because whatever changes the collectives of a step has to change on all ranks
-at once.
+A behavior takes effect at a given step, because a change of a step's collectives must reach all ranks at once.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-STEP_MS = 112.0  # of a healthy step as measured: the sleep in forward and backward, and CPU time; doses refer to it
+STEP_MS = 112.0  # a measured healthy step: the sleep in forward and backward, and CPU time; doses are relative to it
 PROGRESS_WIDTH = 32  # bytes a line
 
 
 @dataclass(frozen=True)
 class Behavior:
-    """What one rank does in a step. Times are milliseconds of sleep unless the name says otherwise."""
+    """The behavior of one rank in a step. Times are milliseconds of sleep unless the name says otherwise."""
 
     fetch: float = 0  # in the data loader, for each batch
     fetch_cpu: float = 0  # the same, computing
@@ -32,8 +31,8 @@ class Behavior:
     rotating: float = 0  # in forward, on another random rank in each step
     transfer: float = 0  # in the collective, after the data has arrived
     small_collectives: int = 0  # all-reduces of one number, each read at once
-    read_every: int = 1  # steps between two reads of the loss, for which the host waits for the asynchronous device
-    issue: float = 0  # of the host's time, for each millisecond that is launched on the asynchronous device
+    read_every: int = 1  # steps between two reads of the loss; for each, the host waits for the asynchronous device
+    issue: float = 0  # of host time for each millisecond of work launched on the asynchronous device
     collect_every: int = 10  # steps
     collect: float = 0  # in a garbage collection of a random rank
     checkpoint_every: int = 100  # steps; 0 is never
@@ -44,26 +43,26 @@ class Behavior:
     overflows: bool = False  # every gradient is infinite
     hangs: bool = False  # outside a collective
     hangs_in_collective: bool = False
-    stays_in_startup: bool = False  # before the first step's end
-    stops: bool = False  # in order, before this step
-    steps: int = 0  # after which the job ends by itself; 0 is never
-    # The rest applies to the whole job, as it is when the job starts.
-    loader_workers: int = 1  # 0: the rank makes its batches itself
+    stays_in_startup: bool = False  # during the first step
+    stops: bool = False  # normally, before this step
+    steps: int = 0  # after which the job ends; 0 is never
+    # The rest applies to the whole job and takes effect when it starts.
+    loader_workers: int = 1  # 0: the rank loads its batches itself
     reraises: bool = False  # an error of the hook ends the job
     measures_every_step: bool = False  # by the clock of the asynchronous device
 
 
 @dataclass
 class ControlWriter:
-    """The launcher's side: how all ranks and single ranks differ from a healthy rank."""
+    """The launcher's side: the differences of all ranks and of single ranks from a healthy rank."""
 
     path: Path
-    everybody: dict[str, Any] = field(default_factory=dict)
+    common: dict[str, Any] = field(default_factory=dict)
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def write(self, from_step: int) -> None:
-        """Let it take effect at a step; the file is never seen half-written."""
-        text = json.dumps({"from_step": from_step, "everybody": self.everybody, "ranks": self.ranks})
+        """Write the behavior from a step on, atomically."""
+        text = json.dumps({"from_step": from_step, "common": self.common, "ranks": self.ranks})
         draft = self.path.with_suffix(".draft")
         draft.write_text(text)
         draft.rename(self.path)
@@ -77,7 +76,7 @@ class ControlReader:
         self._written = 0
         self._from_step = 0
         self.now = self._next = Behavior()
-        """The behavior in the step that the rank is in."""
+        """The behavior in the rank's current step."""
 
     def at(self, step: int) -> Behavior:
         """Return the behavior in this step."""
@@ -87,24 +86,24 @@ class ControlReader:
         return self.now
 
     def latest(self) -> Behavior:
-        """Return what was written last, for those who know no step: loader workers, and a rank that hangs."""
+        """Return the latest behavior, for callers without a step: loader workers, and a rank that hangs."""
         written = self._path.stat().st_mtime_ns
         if written != self._written:
             self._written = written
             content = json.loads(self._path.read_text())
             own = content["ranks"].get(str(self._rank), {})
-            self._from_step, self._next = content["from_step"], Behavior(**{**content["everybody"], **own})
+            self._from_step, self._next = content["from_step"], Behavior(**{**content["common"], **own})
         return self._next
 
 
 class Progress:
-    """The steps that rank 0 has begun: a line for each, of fixed width, so that the size of the file says how many."""
+    """The steps that rank 0 has begun: one line each, of fixed width, so that the file's size gives their number."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._last = path, time.perf_counter()
 
     def begin_step(self) -> None:
-        """Write when the step begins, in unix time, and the seconds since the last one began."""
+        """Write the unix time at which the step begins, and the seconds since the last one began."""
         now = time.perf_counter()
         with self._path.open("a") as file:
             file.write(f"{time.time():17.6f} {now - self._last:13.6f}\n")
@@ -115,6 +114,6 @@ class Progress:
         return self._path.stat().st_size // PROGRESS_WIDTH if self._path.exists() else 0
 
     def read_steps(self) -> list[tuple[float, float]]:
-        """Return when each step ended, in unix time, and how many seconds it took."""
+        """Return when each step ended, in unix time, and its seconds."""
         lines = self._path.read_text().splitlines()
         return [(float(end), float(seconds)) for end, seconds in map(str.split, lines[1:])]

@@ -14,7 +14,7 @@ from testing.asynchronous_device import BACKEND, asynchronous_device, launch, re
 GLOO = "gloo"
 """The host is the device, and waits for other ranks in every collective."""
 ASYNCHRONOUS = "asynchronous"
-"""As with CUDA and NCCL (testing/asynchronous_device): the host runs ahead, and waits where it reads a value."""
+"""The device of testing/asynchronous_device: the host runs ahead, and waits where it reads a value."""
 DEVICES = (GLOO, ASYNCHRONOUS)
 
 
@@ -25,40 +25,39 @@ def sleep(milliseconds: float) -> None:
 
 
 def compute(milliseconds: float) -> None:
-    """Take CPU time of this thread, however long that takes."""
+    """Use CPU time in this thread."""
     end = time.thread_time() + milliseconds / 1000
     while time.thread_time() < end:
         sum(range(1000))
 
 
 class GlooDevice:
-    """The host's thread is the device."""
+    """The host's thread as the device."""
 
     backend = "gloo"
 
     def take(self, milliseconds: float, issue: float = 0) -> None:
-        """Work for some time, which the host does not have to issue."""
+        """Work for some time. `issue` must be 0: the host does not issue work."""
         assert not issue
         sleep(milliseconds)
 
     def read(self, tensor: torch.Tensor) -> float:
-        """Return the value of a tensor."""
         return tensor.item()
 
 
 class AsynchronousDevice:
-    """The host runs ahead of the device."""
+    """A device that the host runs ahead of."""
 
     backend = BACKEND
 
     def take(self, milliseconds: float, issue: float = 0) -> None:
-        """Work for some time in one launch; or in one for each millisecond, if the host takes time to issue them."""
+        """Work for some time in one launch, or in one per millisecond if issuing takes host time."""
         launches = ceil(milliseconds) if issue else 1
         for _ in range(launches):
             launch(milliseconds / launches, host_milliseconds=issue * milliseconds / launches)
 
     def read(self, tensor: torch.Tensor) -> float:
-        """Return the value of a tensor, for which the host waits."""
+        """Return the value of a tensor, after the host has waited for it."""
         return read(tensor)
 
 
@@ -67,9 +66,9 @@ Device = GlooDevice | AsynchronousDevice
 
 @contextmanager
 def installed(kind: str, on_transfer: Callable[[], None] | None = None) -> Iterator[Device]:
-    """Give torch the device of this kind until the context ends.
+    """Give torch the device of this kind until the block ends.
 
-    The asynchronous device calls `on_transfer` in every collective. Over gloo a job delays transfers itself.
+    The asynchronous device calls `on_transfer` in every collective. Over gloo the job delays transfers itself.
     """
     if kind == GLOO:
         yield GlooDevice()

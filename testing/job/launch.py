@@ -17,18 +17,18 @@ from testing.job.device import GLOO
 from testing.stack import wait_for
 
 RANKS = int(os.environ.get("RANKS", "4"))
-NOTICE = 6  # steps ahead: more than may pass between reading the progress and the file's being there
+NOTICE = 6  # steps ahead: more than may pass between reading the progress and writing the file
 TAKES_EFFECT_WITHIN = 20.0  # seconds
 STARTS_WITHIN = 90.0
 ENDS_WITHIN = 30.0
 
 
 class JobError(RuntimeError):
-    """The job did not do what it has to do without any fault; the text has the end of its output."""
+    """The job did not work without a fault. The text has the end of its output."""
 
 
 class TrainingJob:
-    """One torchrun job, each rank on a simulated GPU, watched by the hook."""
+    """One torchrun job with the hook, each rank on a simulated GPU."""
 
     ranks = RANKS
     script = "testing.job"
@@ -45,9 +45,9 @@ class TrainingJob:
         self._control = ControlWriter(directory / "control.json")
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, **everybody: Any) -> None:
-        """Start it, its ranks with this behavior from the first step on."""
-        self._control.everybody = everybody
+    def start(self, **common: Any) -> None:
+        """Start the job, with this behavior from the first step on."""
+        self._control.common = common
         self._control.write(from_step=0)
         self.started = time.time()
         with self.output.open("wb") as output:
@@ -56,16 +56,15 @@ class TrainingJob:
             )
 
     def command(self) -> list[str]:
-        """Return torchrun's command line."""
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
         return [sys.executable, "-m", *torchrun, "-m", self.script, str(self._directory), self.device]
 
     def environment(self) -> dict[str, str]:
-        """Return what the job has in its environment in addition to ours."""
+        """Return the job's environment variables in addition to those of this process."""
         return {
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank, self._machine) for rank in range(self.ranks)),
-            # The asynchronous device has to be there before the hook, and the hook comes with `import torch`.
+            # The asynchronous device must be installed before the hook, which comes with `import torch`.
             "RANKSCOPE": "1" if self.device == GLOO else "0",
             "RANKSCOPE_RUN": self.run,
             "RANKSCOPE_RUN_DIR": str(self._run_dir),
@@ -75,16 +74,16 @@ class TrainingJob:
         """Wait for some steps of all ranks. Raises JobError."""
         self._wait_for_step(NOTICE, STARTS_WITHIN)
 
-    def change(self, everybody: dict[str, Any] | None = None, ranks: dict[int, dict[str, Any]] | None = None) -> float:
-        """Add this to the present behavior; return when it took effect, in unix time. Raises JobError."""
-        self._control.everybody |= everybody or {}
+    def change(self, common: dict[str, Any] | None = None, ranks: dict[int, dict[str, Any]] | None = None) -> float:
+        """Add this to the current behavior. Return when it took effect, in unix time. Raises JobError."""
+        self._control.common |= common or {}
         for rank, behavior in (ranks or {}).items():
             self._control.ranks[rank] = {**self._control.ranks.get(rank, {}), **behavior}
         return self._write()
 
-    def heal(self, **everybody: Any) -> float:
-        """Let all ranks behave like this again; return when it took effect, in unix time. Raises JobError."""
-        self._control.everybody, self._control.ranks = everybody, {}
+    def heal(self, **common: Any) -> float:
+        """Reset all ranks to this behavior. Return when it took effect, in unix time. Raises JobError."""
+        self._control.common, self._control.ranks = common, {}
         return self._write()
 
     def pid(self, rank: int) -> int:
@@ -96,7 +95,6 @@ class TrainingJob:
         return self.progress.read()
 
     def is_running(self) -> bool:
-        """Return whether torchrun is still there."""
         return self._process is not None and self._process.poll() is None
 
     def has_succeeded(self) -> bool:
@@ -104,14 +102,14 @@ class TrainingJob:
         return self._process is not None and self._process.poll() == 0
 
     def finish(self) -> None:
-        """Let all ranks end in order. Raises JobError."""
-        self._control.everybody = {"stops": True}
+        """End all ranks normally. Raises JobError."""
+        self._control.common = {"stops": True}
         self._write(waits=False)
         if not wait_for(lambda: not self.is_running(), ENDS_WITHIN):
-            raise JobError(f"{self.run} does not end in order\n{self.last_output()}")
+            raise JobError(f"{self.run} does not end normally\n{self.last_output()}")
 
     def terminate(self) -> None:
-        """Send SIGTERM to torchrun, as a scheduler does, and SIGKILL if it does not end."""
+        """Send SIGTERM to torchrun, as a scheduler does, then SIGKILL if it does not end."""
         if self._process is None:
             return
         self._process.terminate()
@@ -121,17 +119,17 @@ class TrainingJob:
             self._kill_all()
 
     def kill(self, rank: int) -> float:
-        """Send SIGKILL to one rank; return when, in unix time."""
+        """Send SIGKILL to one rank. Return the unix time."""
         os.kill(self.pid(rank), signal.SIGKILL)
         return time.time()
 
     def pin(self, rank: int, cpus: set[int]) -> None:
-        """Let all threads of a rank run on these CPUs only."""
+        """Restrict all threads of a rank to these CPUs."""
         for thread in Path(f"/proc/{self.pid(rank)}/task").iterdir():
             os.sched_setaffinity(int(thread.name), cpus)
 
     def last_output(self) -> str:
-        """Return the end of what the job has printed."""
+        """Return the end of the job's output."""
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-15:])
 
     def _kill_all(self) -> None:

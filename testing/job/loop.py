@@ -1,10 +1,9 @@
-"""The loop of one rank: DistributedDataParallel with loader workers, a gradient scaler and checkpoints, and all faults.
+"""The loop of one rank: DistributedDataParallel with loader workers, a gradient scaler, checkpoints, and all faults.
 
-Processes, loader workers, gradients, collectives, the gradient scaler and checkpoints are real. The time that a device
-would take is slept: by the host over gloo, and else by the asynchronous device.
+All of these are real. The time of a device is slept: by the host over gloo, or by the asynchronous device.
 """
 
-# No `annotations` from __future__: torch compares those of a communication hook with its types.
+# No `annotations` from __future__: torch checks the annotations of a communication hook.
 import gc
 import itertools
 import os
@@ -31,8 +30,6 @@ WARM_UP = 20  # steps
 
 
 class TrainingLoop:
-    """One rank's loop."""
-
     def __init__(self, directory: Path, device: Device, control: ControlReader) -> None:
         self.rank, self.ranks, self.parent = dist.get_rank(), dist.get_world_size(), os.getppid()
         (directory / f"rank-{self.rank}.pid").write_text(str(os.getpid()))
@@ -50,17 +47,17 @@ class TrainingLoop:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=INITIAL_SCALE)
         samples, workers = Samples(self.control.latest), self.behavior.loader_workers
         self.batches = iter(DataLoader(samples, batch_size=None, num_workers=workers))
-        # Collections of the interpreter's own would be spikes that no fault injects; ours take as long as they should.
+        # The interpreter's own collections would be spikes without a fault; the loop's take the time that is set.
         gc.disable()
         gc.callbacks.append(self._while_collecting)
 
     def run(self) -> None:
-        """Train until the behavior ends it. Raises RuntimeError once torchrun has gone."""
+        """Train until the behavior ends it. Raises RuntimeError if torchrun has ended."""
         for step in itertools.count(1):
             if self.rank == 0:
                 self.progress.begin_step()
             if os.getppid() != self.parent:
-                raise RuntimeError("torchrun has gone")
+                raise RuntimeError("torchrun has ended")
             before, behavior = self.behavior, self.control.at(step)
             self.behavior = self.work.behavior = behavior
             if behavior.stops or 0 < behavior.steps < step:
@@ -98,7 +95,7 @@ class TrainingLoop:
         return loss.detach()
 
     def _communicate(self, behavior: Behavior) -> None:
-        """Do the collectives in addition to DDP's own."""
+        """Run the collectives in addition to DDP's own."""
         for _ in range(behavior.small_collectives):
             metric = torch.ones(1)
             dist.all_reduce(metric)
@@ -132,13 +129,13 @@ class TrainingLoop:
             save(self.optimizer, self.checkpoint, lambda: self._copy_to_host(behavior.checkpoint))
 
     def _restore_scale(self, behavior: Behavior) -> None:
-        # Before a healed step and not after it: gradients that were scaled to nothing are finite, and NaN when they are
-        # unscaled, which the optimizer would put into the weights for good.
+        # Before a healed step, not after it: gradients that were scaled to 0 are finite, but NaN once unscaled, and the
+        # optimizer would write them into the weights permanently.
         if not behavior.overflows and self.scaler.get_scale() < INITIAL_SCALE:
             self.scaler.update(INITIAL_SCALE)
 
     def _transfer(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average over the ranks, as DDP's communication hook, and then take what a slow network adds."""
+        """Average over the ranks, as DDP's communication hook does, then take the time of a slow network."""
         mean = bucket.buffer().div_(self.ranks)
         arrival: torch.futures.Future[Any] = dist.all_reduce(mean, async_op=True).get_future()
 
@@ -169,6 +166,6 @@ def wait_while(control: ControlReader, condition: Callable[[Behavior], bool]) ->
 
 
 def delay_transfer(control: ControlReader) -> None:
-    """Delay data that has arrived from all ranks, as the network of the behavior does."""
+    """Delay data that has arrived from all ranks by the behavior's network time."""
     sleep(control.now.transfer)
     wait_while(control, lambda latest: latest.hangs_in_collective)

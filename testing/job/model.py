@@ -18,13 +18,13 @@ WIDTH, CLASSES, BATCH = int(os.environ.get("WIDTH", "64")), 4, 32
 
 
 class DeviceTime(torch.autograd.Function):
-    """Passes its input and its gradient on, and takes the time of a device for each."""
+    """An identity function that takes device time in its forward and backward pass."""
 
     @staticmethod
     def forward(
         context: Any, inputs: torch.Tensor, take_forward: Callable[[], None], take_backward: Callable[[], None]
     ) -> torch.Tensor:
-        """Take the time of the forward pass, and keep what takes that of the backward pass."""
+        """Take the time of the forward pass, and keep the function for the backward pass."""
         context.take_backward = take_backward
         take_forward()
         return inputs.clone()
@@ -37,17 +37,17 @@ class DeviceTime(torch.autograd.Function):
 
 
 class Work(nn.Module):
-    """A layer that takes as long as a behavior says, a part of it in each micro-step."""
+    """A layer that takes the time of a behavior, divided by its micro-steps."""
 
     def __init__(self, device: Device, behavior: Behavior) -> None:
         super().__init__()
         self.behavior = behavior
         self.extra = 0.0
-        """Milliseconds that this forward pass takes longer."""
+        """Milliseconds added to this forward pass."""
         self._device = device
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the input, later."""
+        """Return the input after the behavior's time."""
         behavior, take = self.behavior, self._device.take
         compute(behavior.forward_cpu)
         forward = (behavior.forward + self.extra) / behavior.micro_steps
@@ -59,7 +59,7 @@ class Work(nn.Module):
 
 
 def layers(work: Work) -> nn.Sequential:
-    """Return the model, the same on all ranks, with the time of the device between its two layers."""
+    """Return the model, the same on all ranks, with the device's time between its two layers."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), work, nn.Linear(WIDTH, CLASSES))
 
@@ -70,7 +70,7 @@ def loss_of(outputs: torch.Tensor) -> torch.Tensor:
 
 
 class Samples(IterableDataset[dict[str, torch.Tensor]]):
-    """Batches without end, each as slow as the latest behavior says. The hook counts the `input_ids` as tokens."""
+    """Endless batches, each as slow as the latest behavior. The hook counts the `input_ids` as tokens."""
 
     def __init__(self, latest: Callable[[], Behavior]) -> None:
         self._latest = latest
@@ -84,7 +84,7 @@ class Samples(IterableDataset[dict[str, torch.Tensor]]):
 
 
 class SlowlyPickled:
-    """Calls a function while the checkpoint that it is a part of is written."""
+    """An object that calls a function while the checkpoint with it is written."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self._wait = wait
@@ -95,5 +95,5 @@ class SlowlyPickled:
 
 
 def save(optimizer: torch.optim.Optimizer, path: Path, wait: Callable[[], None]) -> None:
-    """Write a checkpoint, which takes as long as `wait` does."""
+    """Write a checkpoint that takes the time of `wait`."""
     torch.save({"optimizer": optimizer.state_dict(), "delay": SlowlyPickled(wait)}, path)

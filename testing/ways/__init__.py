@@ -1,12 +1,12 @@
-"""Every way to train that the hook must be right in: the same tiny model, trained in each.
+"""All supported ways to train, each with the same tiny model.
 
-`job.py` trains a way twice, without and with the hook, and says what it saw; `launch.py` starts it as torchrun does.
-A new way is a function in one of the files here and a line in this table.
+`job.py` trains each way without and with the hook and reports both; `launch.py` starts it as torchrun does. A new way
+is a function in one of the files here and a line in this table.
 """
 
 from __future__ import annotations
 
-# The ways by the number of ranks they are trained on, as file.function. The last two groups need their packages.
+# The ways by number of ranks, as file.function. The group `frameworks` needs the packages of that name.
 WAYS: dict[str, tuple[int, tuple[str, ...]]] = {
     "alone": (
         1,

@@ -1,4 +1,4 @@
-"""One process: what concerns the loader, the optimizer, the precision or the graph, and not the other ranks."""
+"""One process: variants of the loader, the optimizer, the precision and the graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plain(run: Run) -> Parameters:
 
 
 def own_batching(run: Run) -> Parameters:
-    """No DataLoader at all, and nothing that tells of it: its data wait is not known."""
+    """Train without a DataLoader: the data wait is unknown."""
     model, samples = mlp(), Samples(BATCH_SIZE * run.steps)
     optimizer = sgd(model)
     for first in range(0, len(samples), BATCH_SIZE):
@@ -63,7 +63,7 @@ def persistent_workers(run: Run) -> Parameters:
     for _epoch in range(2):
         state = train(run, model, optimizer, batches=loader)
     with run.clock("data_wait"):
-        del loader  # and its workers
+        del loader  # ends its workers
     return state
 
 
@@ -86,8 +86,8 @@ def autocast(run: Run) -> Parameters:
 
 
 def grad_scaler(run: Run) -> Parameters:
-    """Two steps are skipped because a gradient is not finite. The scale ends above 2**63: where nothing overflows,
-    as in bf16, it doubles each 2,000 steps for as long as the run lasts.
+    """Skip two steps because a gradient is not finite. The scale ends above 2**63: without overflows, as in bf16, it
+    doubles every 2,000 steps as long as the run lasts.
     """
     model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=2.0**61, growth_interval=1)
     optimizer = sgd(model)
@@ -108,7 +108,7 @@ def fused_optimizer(run: Run) -> Parameters:
 
 
 def two_optimizers(run: Run) -> Parameters:
-    """Both in each step; the first marks its end."""
+    """Use two optimizers in each step; the first ends it."""
     model = mlp()
     first, last = sgd(model[0]), sgd(model[2])
     for inputs, targets in run.batches():
@@ -137,7 +137,7 @@ def optimizer_in_backward(run: Run) -> Parameters:
 
 
 def closure(run: Run) -> Parameters:
-    """LBFGS evaluates the model several times within one optimizer step."""
+    """Use LBFGS, which evaluates the model several times in one optimizer step."""
     model = mlp()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     for inputs, targets in run.batches():
@@ -181,8 +181,8 @@ def reentrant_checkpointing(run: Run) -> Parameters:
 
 
 def checkpoints(run: Run) -> Parameters:
-    """The state is saved after every fourth step."""
-    model, ballast = mlp(), torch.zeros(1 << 20)  # 4 MB: long enough that the clock around it does not count
+    """Save the state after every fourth step."""
+    model, ballast = mlp(), torch.zeros(1 << 20)  # 4 MB: long enough that the error of the clock is small
     optimizer = sgd(model)
     for number, (inputs, targets) in enumerate(run.batches()):
         cross_entropy(model(inputs), targets).backward()
@@ -197,7 +197,7 @@ def checkpoints(run: Run) -> Parameters:
 
 
 def random_inputs(run: Run) -> Parameters:
-    """Inputs that are made on the spot, as in reinforcement learning; steps are still the optimizer's."""
+    """Make inputs on the spot, as in reinforcement learning; the optimizer still ends steps."""
     model = mlp()
     optimizer = sgd(model)
     for _ in range(run.steps):

@@ -1,4 +1,4 @@
-"""Gradients that the script averages itself, after the backward pass."""
+"""Gradients that the script averages by hand, after the backward pass."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def _async_all_reduce(model: torch.nn.Module) -> None:
 
 def _all_gather(model: torch.nn.Module) -> None:
     for gradient in _gradients(model):
-        everyones = [torch.empty_like(gradient) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyones, gradient)
-        gradient.copy_(torch.stack(everyones).mean(0))
+        parts = [torch.empty_like(gradient) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, gradient)
+        gradient.copy_(torch.stack(parts).mean(0))
 
 
 def _all_gather_into_tensor(model: torch.nn.Module) -> None:
     gradients = _gradients(model)
     flat = torch.cat([gradient.flatten() for gradient in gradients])
-    everyones = torch.empty(dist.get_world_size() * flat.numel())
-    dist.all_gather_into_tensor(everyones, flat)
-    mean = everyones.view(dist.get_world_size(), -1).mean(0)
+    gathered = torch.empty(dist.get_world_size() * flat.numel())
+    dist.all_gather_into_tensor(gathered, flat)
+    mean = gathered.view(dist.get_world_size(), -1).mean(0)
     for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))

@@ -1,4 +1,4 @@
-"""Frameworks, each as its users write it: they own the loop."""
+"""Frameworks that own the loop, used as their users do."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from testing.ways.run import BATCH_SIZE, Batch, Parameters, Run, Samples, mlp, p
 
 
 class Ballast:
-    """What makes a saved state large enough to clock: the model's own is written in a millisecond or two."""
+    """A tensor that makes a saved state large enough to time: the model alone is written in a millisecond or two."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """32 MiB."""
+        """Return 32 MiB."""
         return {"ballast": torch.zeros(2**23)}
 
     def load_state_dict(self, _: dict[str, torch.Tensor]) -> None:
-        """Nothing is loaded here."""
+        """Do nothing: no state is loaded here."""
 
 
 def accelerate(run: Run) -> Parameters:
-    """Two batches a step, a metric gathered from all ranks, and the state saved at the end."""
+    """Use two batches a step, a metric gathered from all ranks, and a state saved at the end."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -45,7 +45,7 @@ def accelerate(run: Run) -> Parameters:
 
 
 def lightning(run: Run) -> Parameters:
-    """Validates in the middle, and saves a checkpoint by itself: one within a validation would be a part of it."""
+    """Validate in the middle, and save a checkpoint outside of it: one within a validation is a part of it."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback
 
@@ -90,7 +90,7 @@ def lightning(run: Run) -> Parameters:
 
 
 class Mappings(Samples):
-    """Samples as the Hugging Face Trainer wants them."""
+    """Samples in the format of the Hugging Face Trainer."""
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
         inputs, targets = super().__getitem__(index)
@@ -98,7 +98,7 @@ class Mappings(Samples):
 
 
 class WithLoss(torch.nn.Module):
-    """A model that gives its own loss, as those of transformers do."""
+    """A model that returns its loss, as those of transformers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class WithLoss(torch.nn.Module):
 
 
 def hugging_face(run: Run) -> Parameters:
-    """Two batches a step; evaluates and saves in the middle."""
+    """Use two batches a step; evaluate and save in the middle."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Clock(TrainerCallback):
@@ -153,6 +153,6 @@ def hugging_face(run: Run) -> Parameters:
 
 
 def slow_mappings(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """A batch, not at once."""
+    """Return a batch after a delay."""
     inputs, labels = slow_collate([(sample["inputs"], sample["labels"]) for sample in samples])
     return {"inputs": inputs, "labels": labels}

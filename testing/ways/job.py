@@ -1,4 +1,4 @@
-"""Trains ways of training with and without the hook; prints one line of JSON a rank and way. A job for torchrun:
+"""Train with and without the hook, and print one line of JSON for each rank and way, as a job for torchrun.
 
 torchrun --nproc-per-node=2 -m testing.ways.job 20 replicas.ddp sharded.fsdp2
 """
@@ -29,7 +29,7 @@ from testing.ways.run import Parameters, Run
 
 
 class Messages(logging.Handler):
-    """What Rankscope logged: a warning is a probe that blew."""
+    """Rankscope's log messages from WARNING on: a warning is a failed probe."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -50,15 +50,15 @@ def train(way: str, steps: int) -> tuple[Run, Parameters]:
         return run, function(run)
 
 
-def watched(way: str, steps: int) -> tuple[Run, Parameters, RankSnapshot, tuple[float, float]]:
-    """Trains with the hook; also its record, and its length by a clock of our own: at least, and at most."""
+def train_with_hook(way: str, steps: int) -> tuple[Run, Parameters, RankSnapshot, tuple[float, float]]:
+    """Train with the hook. Return also its record, and bounds of the duration by an independent clock."""
     before = time.perf_counter()
     rankscope.instrument()
     after = time.perf_counter()
     run, parameters = train(way, steps)
     ended = time.perf_counter()
     with rankscope.phase("other"):
-        pass  # charges what is open, so that the sum is complete
+        pass  # accounts for the open phase, so that the sum is complete
     at_most = time.perf_counter() - before
     attachment = attach.current()
     assert attachment is not None
@@ -70,7 +70,7 @@ def compare(way: str, steps: int, messages: Messages) -> dict[str, Any]:
     began = time.perf_counter()
     plain = train(way, steps)[1]
     before = leftovers.attributes()
-    run, parameters, snapshot, elapsed = watched(way, steps)
+    run, parameters, snapshot, elapsed = train_with_hook(way, steps)
     patched = leftovers.patches()
     rankscope.uninstrument()
     after = leftovers.attributes()
@@ -93,7 +93,7 @@ def compare(way: str, steps: int, messages: Messages) -> dict[str, Any]:
 
 
 def clocks(run: Run) -> dict[str, Any]:
-    """What the script's own clocks saw since the first step ended."""
+    """Return the script's own measurements since the end of the first step."""
     return {
         "steps": len(run.ends),
         "step_seconds": run.ends[-1] - run.ends[0],
@@ -104,7 +104,7 @@ def clocks(run: Run) -> dict[str, Any]:
 
 
 def published(snapshot: RankSnapshot) -> dict[str, Any]:
-    """What the record says."""
+    """Return the record's values."""
     numbers = ("steps", "micro_steps", "step_seconds", "samples", "tokens", "checkpoints", "amp_skipped_steps")
     return {
         **{name: snapshot[name] for name in numbers},

@@ -1,4 +1,4 @@
-"""Starts `job.py`: alone, or as torchrun does."""
+"""Start `job.py`, alone or as torchrun does."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ JOB = "testing.ways.job"
 
 
 class JobFailedError(Exception):
-    """The job did not end well; the text is what it printed to its standard error."""
+    """The job failed. The text is its standard error."""
 
 
 def launch(ranks: int, steps: int, ways: Sequence[str], run_dir: Path) -> list[dict[str, Any]]:
-    """What each rank said of each way."""
+    """Return the line of each rank about each way."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN_DIR": str(run_dir), "PYTHONPATH": path}

@@ -1,4 +1,4 @@
-"""What of Rankscope's is in other people's modules, classes and lists of hooks. No list of what we patch: it looks."""
+"""Find Rankscope's code in other modules, classes and lists of hooks, without a list of the patches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Location = tuple[str, str]
 
 
 def patches() -> dict[Location, Any]:
-    """Each attribute of a watched module or class, and each hook in a module's list, whose code is Rankscope's."""
+    """Return each attribute of a watched module or class, and each hook in a module's list, with code of Rankscope."""
     return {location: value for location, value in _attributes() if _is_ours(value)}
 
 
 def attributes() -> dict[Location, Any]:
-    """Every attribute there is, for comparing those that were patched with what they were."""
+    """Return every attribute, to compare patched ones before and after."""
     return dict(_attributes())
 
 
@@ -34,7 +34,7 @@ def _attributes() -> Iterator[tuple[Location, Any]]:
 
 
 def _of_module(name: str, module: ModuleType) -> Iterator[tuple[Location, Any]]:
-    # Asks for the type only: isinstance() asks the object, and torch has some that then import CUDA or warn.
+    # Checks the type only: isinstance() calls the object, and some of torch's then import CUDA or warn.
     for key, value in list(vars(module).items()):
         yield (name, key), value
         if issubclass(type(value), type) and value.__module__ == name:

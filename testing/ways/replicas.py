@@ -1,4 +1,4 @@
-"""DistributedDataParallel, in all its moods."""
+"""Variants of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def power_sgd_hook(run: Run) -> Parameters:
 
 
 def uneven_inputs(run: Run) -> Parameters:
-    """Rank 0 has two batches more than the others, who go along with it under Join."""
+    """Give rank 0 two more batches than the others, which join in with Join."""
     model = DistributedDataParallel(mlp())
     with model.join():
         return train(run, model, sgd(model), batches=run.loader(run.steps - 2 * (rank() > 0)))
@@ -70,7 +70,7 @@ def no_sync(run: Run) -> Parameters:
 
 
 def sync_flag(run: Run) -> Parameters:
-    """Accumulation by the attribute that some frameworks set instead of using no_sync."""
+    """Accumulate with the attribute that some frameworks set instead of using no_sync."""
     model = DistributedDataParallel(mlp())
     optimizer = sgd(model)
     for number, (inputs, targets) in enumerate(run.batches(run.loader(2 * run.steps))):
@@ -84,20 +84,20 @@ def sync_flag(run: Run) -> Parameters:
 
 
 def gan(run: Run) -> Parameters:
-    """Two DDP modules and two optimizers that alternate; the discriminator's step comes first in each round."""
+    """Alternate two DDP modules with two optimizers; the discriminator's step comes first in each round."""
     generator = DistributedDataParallel(torch.nn.Linear(4, FEATURES))
     discriminator = DistributedDataParallel(torch.nn.Linear(FEATURES, 1))
-    makes, judges = sgd(generator), sgd(discriminator)
+    optimizer, discriminator_optimizer = sgd(generator), sgd(discriminator)
     for inputs, _ in run.batches():
         forged = generator(inputs[:, :4])
         (discriminator(torch.cat([inputs, -forged.detach()])).mean()).backward()
-        judges.step()
+        discriminator_optimizer.step()
         run.end_step()
-        judges.zero_grad()
+        discriminator_optimizer.zero_grad()
         discriminator(forged).mean().backward()
-        makes.step()
-        makes.zero_grad()
-        judges.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+        discriminator_optimizer.zero_grad()
     return parameters(generator, discriminator)
 
 

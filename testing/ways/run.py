@@ -1,4 +1,4 @@
-"""What a way of training gets: how many steps, data, a tiny model, and clocks that know nothing of Rankscope."""
+"""The inputs of a way to train: number of steps, data, a tiny model, and clocks that are independent of Rankscope."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Parameters = list[torch.Tensor]
 
 FEATURES, HIDDEN, CLASSES, BATCH_SIZE = 16, 32, 4, 8
-FETCH_SECONDS = 0.002  # of each batch: enough that a clock outside of the probe's agrees within 2 %
+FETCH_SECONDS = 0.002  # for each batch: long enough that independent clocks agree within 2%
 
 
 class Samples(Dataset[Batch]):
-    """Random samples of a rank's own, the same at each reading."""
+    """A rank's random samples, the same at each reading."""
 
     def __init__(self, length: int) -> None:
         random = torch.Generator().manual_seed(1 + rank())
@@ -36,7 +36,7 @@ class Samples(Dataset[Batch]):
 
 
 class Run:
-    """One training of one way. The clocks begin when the first step has ended: before that all is start-up."""
+    """One training run of one way. The clocks start at the end of the first step: all before is start-up."""
 
     def __init__(self, steps: int, directory: Path) -> None:
         self.steps = steps
@@ -47,14 +47,14 @@ class Run:
         torch.manual_seed(0)
 
     def loader(self, batches: int | None = None, **options: Any) -> DataLoader[Batch]:
-        """A loader of `batches` batches; of as many as there are steps, if nothing is said."""
+        """Return a loader of `batches` batches, by default one a step."""
         length = BATCH_SIZE * (self.steps if batches is None else batches)
         return DataLoader(Samples(length), batch_size=BATCH_SIZE, collate_fn=slow_collate, **options)
 
     def batches(self, source: Iterable[Any] | None = None) -> Iterator[Any]:
-        """What the source gives, and how long it takes for it."""
+        """Yield the batches of the source, and measure how long they take."""
         source = self.loader() if source is None else source
-        with self.clock("data_wait"):  # an epoch of workers that stay begins here
+        with self.clock("data_wait"):  # an epoch of persistent workers starts here
             iterator = iter(source)
         nothing = object()
         while True:
@@ -67,12 +67,12 @@ class Run:
             yield batch
 
     def end_step(self) -> None:
-        """The step ends here, right after the optimizer's."""
+        """Mark the end of a step, right after the optimizer's."""
         self.ends.append(time.perf_counter())
 
     @contextlib.contextmanager
     def clock(self, phase: str) -> Iterator[None]:
-        """Around what should be this phase."""
+        """Measure a phase in the block."""
         began = time.perf_counter()
         yield
         if self.ends:
@@ -80,28 +80,28 @@ class Run:
 
 
 def slow_collate(samples: list[Batch]) -> Batch:
-    """A batch, not at once."""
+    """Return a batch after a delay."""
     time.sleep(FETCH_SECONDS)
     return tuple(default_collate(samples))
 
 
 def rank() -> int:
-    """This process's, also where there is no group."""
+    """Return this process's rank; 0 without a group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def mlp(*extra: torch.nn.Module) -> torch.nn.Sequential:
-    """The model of all ways; `extra` modules come between its two layers."""
+    """Return the model of all ways; `extra` modules are between its two layers."""
     first, last = torch.nn.Linear(FEATURES, HIDDEN), torch.nn.Linear(HIDDEN, CLASSES)
     return torch.nn.Sequential(first, *extra, torch.nn.ReLU(), last)
 
 
-def train(run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **how: Any) -> Parameters:
-    """The loop that most ways share. `batches`: other data. `after_backward`: what comes before the optimizer."""
-    for inputs, targets in run.batches(how.get("batches")):
+def train(run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Parameters:
+    """Train in the common loop. `batches` are other data; `after_backward` is called before the optimizer."""
+    for inputs, targets in run.batches(options.get("batches")):
         cross_entropy(model(inputs), targets).backward()
-        if "after_backward" in how:
-            how["after_backward"](model)
+        if "after_backward" in options:
+            options["after_backward"](model)
         optimizer.step()
         run.end_step()
         optimizer.zero_grad()
@@ -109,11 +109,11 @@ def train(run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **
 
 
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of most ways; it has a state, so that a difference in one step shows in the next."""
+    """Return the optimizer of most ways. It has a state, so that a difference in one step shows in the next."""
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def parameters(*models: torch.nn.Module) -> Parameters:
-    """Copies of all parameters and buffers: of sharded ones, this rank's part."""
+    """Return copies of all parameters and buffers; of sharded ones, this rank's part."""
     state = [tensor for model in models for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)]
     return [(tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach().clone() for tensor in state]

@@ -45,7 +45,7 @@ def fsdp2_accumulating(run: Run) -> Parameters:
 
 
 def hybrid(run: Run) -> Parameters:
-    """Sharded over two ranks, replicated over two."""
+    """Shard over two ranks, replicate over two."""
     model = shard(mlp(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
     return train(run, model, sgd(model))
 

@@ -1,4 +1,4 @@
-"""One model over several ranks: in stages (pipeline), or each layer in parts (tensor parallel)."""
+"""One model over several ranks: in stages (pipeline), or with each layer in parts (tensor parallel)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _pipeline(run: Run, schedule: type[ScheduleGPipe] | type[Schedule1F1B]) -> P
 
 
 def send_and_receive(run: Run) -> Parameters:
-    """A pipeline of two by hand: activations to rank 1, their gradient back."""
+    """Run a pipeline of two by hand: activations go to rank 1, their gradient comes back."""
     part = _stage()
     optimizer = sgd(part)
     for inputs, targets in run.batches():

@@ -51,9 +51,9 @@ def test_a_recorded_fault_alerts_with_its_place_and_cause_and_nothing_else_does(
 ) -> None:
     names = ("run", "node", "instance")
     of_it = [alert for alert in uninhibited if recording.case in map(alert.get, names)]
-    right = [alert for alert in of_it if recording.told and recording.told.items() <= alert.items()]
+    right = [alert for alert in of_it if recording.expected and recording.expected.items() <= alert.items()]
     assert of_it == right
-    assert bool(right) == bool(recording.told)
+    assert bool(right) == bool(recording.expected)
 
 
 @pytest.mark.parametrize("later", range(FAILED + AFTERWARDS))

@@ -1,8 +1,8 @@
-"""A job for torchrun, four ranks on the asynchronous device: prints a JSON line a check that held, by rank 0.
+"""A job for torchrun, four ranks on the asynchronous device. Rank 0 prints a JSON line for each check that held.
 
     torchrun --nproc-per-node 4 tests/testing/collectives_job.py
 
-Nothing is timed: a gate in a stream holds the device up for as long as the check wants.
+Nothing is timed: a gate in a stream blocks the device for as long as the check needs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rankscope.record.layout import OPS
 BATCH = 8
 
 
-def check_a_wait_is_the_streams_and_not_the_hosts() -> None:
-    with gate() as opened:  # the device of every rank stands before the collective
+def check_a_wait_blocks_the_stream_and_not_the_host() -> None:
+    with gate() as opened:  # blocks the device of every rank before the collective
         work = dist.all_reduce(torch.ones(3), async_op=True)
         work.wait()
         after = recorded()
@@ -41,7 +41,7 @@ def check_a_wait_is_the_streams_and_not_the_hosts() -> None:
         assert after.query()
 
 
-def check_a_collective_is_over_once_every_rank_has_come() -> None:
+def check_a_collective_ends_once_every_rank_has_arrived() -> None:
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
         store.wait(["others have issued theirs"])
@@ -54,14 +54,14 @@ def check_a_collective_is_over_once_every_rank_has_come() -> None:
     assert work.is_completed()
 
 
-def check_a_synchronous_call_holds_up_the_stream_and_gives_no_work() -> None:
+def check_a_synchronous_call_blocks_the_stream_and_returns_no_work() -> None:
     with gate() as opened:
         assert dist.all_reduce(torch.ones(3)) is None
         assert not recorded().query()
         opened.set()
 
 
-def check_a_barrier_holds_up_the_host() -> None:
+def check_a_barrier_blocks_the_host() -> None:
     launch(5)
     event = recorded()
     dist.barrier()
@@ -88,23 +88,23 @@ def check_results_are_there_at_once_finite_and_of_the_right_shape() -> None:
     assert sent == ["mine"] * size
 
 
-def check_collectives_are_counted_when_they_are_issued_and_what_two_ranks_do_is_not() -> None:
+def check_issued_collectives_are_counted_without_point_to_point() -> None:
     group = dist.group.WORLD
     before = group._get_sequence_number_for_group()
     with gate() as opened:
         dist.all_reduce(torch.ones(1))
         dist.broadcast(torch.ones(1), 0)
-        exchange_with_the_neighbour()
+        exchange_with_the_neighbor()
         assert group._get_sequence_number_for_group() == before + 2
         opened.set()
 
 
-def check_neighbours_send_to_each_other_in_one_batch() -> None:
+def check_neighbors_send_to_each_other_in_one_batch() -> None:
     with waiting_on_the_device():
-        exchange_with_the_neighbour()
+        exchange_with_the_neighbor()
 
 
-def check_what_two_ranks_tell_each_other_arrives() -> None:
+def check_objects_sent_between_two_ranks_arrive() -> None:
     objects: list[object] = [{"from": dist.get_rank()}]
     if dist.get_rank() % 2 == 0:
         dist.send_object_list(objects, dist.get_rank() + 1)
@@ -113,17 +113,17 @@ def check_what_two_ranks_tell_each_other_arrives() -> None:
         assert objects == [{"from": dist.get_rank() - 1}]
 
 
-def check_ddp_waits_on_the_device_and_the_host_goes_on() -> None:
+def check_ddp_waits_on_the_device_and_not_on_the_host() -> None:
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
     for _ in range(3):
         with waiting_on_the_device():
             model(torch.randn(BATCH, 4)).sum().backward()  # broadcasts its buffers, then averages its gradients
 
 
-def check_ddp_waits_at_the_end_of_the_backward_pass_and_not_before() -> None:
+def check_ddp_waits_at_the_end_of_the_backward_pass() -> None:
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
     group, rest = dist.group.WORLD, threading.Event()
-    group._stream("all", -1).put(rest.wait)  # the communication of this rank stands still
+    group._stream("all", -1).put(rest.wait)  # blocks the communication of this rank
     loss = model(torch.randn(BATCH, 4)).sum()
     computed: list[torch.cuda.Event] = []
     model.module.bias.register_post_accumulate_grad_hook(lambda _: computed.append(recorded()))
@@ -135,7 +135,7 @@ def check_ddp_waits_at_the_end_of_the_backward_pass_and_not_before() -> None:
     after.synchronize()
 
 
-def check_a_communication_hook_of_the_jobs_own_is_waited_for_too() -> None:
+def check_a_communication_hook_of_the_job_is_waited_for() -> None:
     def average(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         arrival = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
         return arrival.then(lambda done: done.value()[0])
@@ -158,7 +158,7 @@ def check_fsdp2_and_hsdp_wait_on_the_device() -> None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
-def check_a_functional_collective_is_waited_for_where_its_result_is_used() -> None:
+def check_a_functional_collective_is_waited_for_at_its_first_use() -> None:
     with waiting_on_the_device():
         result = functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
         assert torch.equal(result + 1, torch.full((3,), 2.0))
@@ -179,7 +179,7 @@ def check_the_hook_counts_what_python_issues_and_not_what_cpp_does() -> None:
 
 @contextmanager
 def gate() -> Iterator[threading.Event]:
-    """The current stream stands still until it is set, and its end is awaited. Deadlocks end with the job's limit."""
+    """Block the current stream until the event is set, then wait for its end. The job's time limit ends a deadlock."""
     opened = threading.Event()
     torch.cuda.current_stream().put(opened.wait)
     try:
@@ -191,7 +191,7 @@ def gate() -> Iterator[threading.Event]:
 
 @contextmanager
 def waiting_on_the_device() -> Iterator[None]:
-    """What the block issues waits on the device while that stands still, and the host goes on."""
+    """Check that the device waits for the block's work while the device is blocked, and the host does not."""
     with gate() as opened:
         yield
         after = recorded()
@@ -201,14 +201,14 @@ def waiting_on_the_device() -> Iterator[None]:
 
 
 def recorded() -> torch.cuda.Event:
-    """An event at the end of the current stream."""
+    """Return an event at the end of the current stream."""
     event = torch.cuda.Event()
     event.record()
     return event
 
 
-def exchange_with_the_neighbour() -> None:
-    """Both send first and receive then: a deadlock if the two were one after the other."""
+def exchange_with_the_neighbor() -> None:
+    """Send and receive in one batch: one after the other would deadlock."""
     peer = dist.get_rank() ^ 1
     sends = dist.P2POp(dist.isend, torch.ones(2), peer), dist.P2POp(dist.irecv, torch.ones(2), peer)
     for work in dist.batch_isend_irecv([*sends]):
@@ -216,7 +216,7 @@ def exchange_with_the_neighbour() -> None:
 
 
 def checks() -> dict[str, Callable[[], None]]:
-    """All, in the order of this file."""
+    """Return all checks, in the order of this file."""
     return {name: check for name, check in globals().items() if name.startswith("check_")}
 
 

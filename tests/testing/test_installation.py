@@ -1,4 +1,4 @@
-"""While the device is there torch has it; afterwards everything is as it was."""
+"""The device is in torch until its block ends; afterwards everything is restored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_can_be_entered_again():
             assert BACKEND in dist.Backend.backend_list
 
 
-def test_all_that_it_replaces_is_torchs():
+def test_all_replaced_attributes_are_torchs():
     assert all(name in vars(owner) for owner, name, _ in replacements())
 
 
@@ -48,7 +48,7 @@ def test_a_forked_child_has_no_device():
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_the_gpu_is_the_ranks_own(monkeypatch):
+def test_the_gpu_is_the_rank_s_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with asynchronous_device():

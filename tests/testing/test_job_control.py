@@ -1,4 +1,4 @@
-"""A behavior takes effect at a step, so that all ranks change in the same one."""
+"""A behavior takes effect at the same step on all ranks."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def test_a_rank_without_an_entry_is_healthy(writer):
     assert ControlReader(writer.path, 2).at(1) == Behavior()
 
 
-def test_a_behavior_takes_effect_at_its_step_on_the_ranks_that_it_is_for(writer):
+def test_a_behavior_takes_effect_at_its_step_on_its_ranks(writer):
     two, three = ControlReader(writer.path, 2), ControlReader(writer.path, 3)
-    writer.everybody, writer.ranks = {"micro_steps": 4}, {2: {"post": 40}}
+    writer.common, writer.ranks = {"micro_steps": 4}, {2: {"post": 40}}
     writer.write(from_step=10)
     assert two.at(9) == Behavior()
     assert two.at(10) == Behavior(micro_steps=4, post=40)
     assert three.at(10) == Behavior(micro_steps=4)
 
 
-def test_a_rank_that_hangs_sees_at_once_that_it_may_go_on(writer):
+def test_a_rank_that_hangs_sees_its_healing_at_once(writer):
     control = ControlReader(writer.path, 2)
-    writer.everybody = {"hangs": True}
+    writer.common = {"hangs": True}
     writer.write(from_step=5)
     assert control.at(5).hangs
-    writer.everybody = {}
+    writer.common = {}
     writer.write(from_step=11)
     assert not control.latest().hangs
-    assert control.at(6).hangs  # as all other ranks do, until step 11
+    assert control.at(6).hangs  # as on all other ranks, until step 11
 
 
 def test_the_progress_is_the_number_of_steps_begun(tmp_path):

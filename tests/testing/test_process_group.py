@@ -32,5 +32,5 @@ def test_on_every_rank(job: subprocess.CompletedProcess[str], check: str) -> Non
     assert check in held, job.stderr[-3000:]
 
 
-def test_it_ends_in_order(job: subprocess.CompletedProcess[str]) -> None:
+def test_it_ends_normally(job: subprocess.CompletedProcess[str]) -> None:
     assert job.returncode == 0, job.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""A report says how it was measured, and a ledger knows what is done."""
+"""A report states how it was measured, and a ledger knows which runs are done."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_nothing_is_written_unless_asked_for(tmp_path: Path, capsys: pytest.Capt
     ("arguments", "expected"),
     [([], None), (["--save"], Directories()), (["--save", "/tmp/a"], Directories.single("/tmp/a"))],
 )
-def test_figures_go_to_the_tree_or_to_a_directory(arguments: list[str], expected: Directories | None) -> None:
+def test_figures_go_to_the_tree_or_to_one_directory(arguments: list[str], expected: Directories | None) -> None:
     assert report.parser("Eggs.").parse_args(arguments) == argparse.Namespace(save=expected)
 
 
-def test_a_ledger_knows_what_was_done_before_it_was_interrupted(tmp_path: Path) -> None:
+def test_a_ledger_keeps_what_was_done_before_an_interruption(tmp_path: Path) -> None:
     Directories.single(str(tmp_path)).ledger("runs").add({"id": "one"}, {"id": "two"})
     ledger = Ledger(tmp_path / "runs.jsonl")
     assert ledger.has("one")

@@ -9,14 +9,14 @@ import pytest
 from testing.statistics import Interval, bootstrap, fisher, median_interval, newcombe, percentile, wilson
 
 
-def test_of_a_hundred_values_one_is_above_the_99th_percentile() -> None:
+def test_one_of_a_hundred_values_exceeds_the_99th_percentile() -> None:
     assert percentile(range(1, 101), 0.99) == 99
     assert percentile(range(1, 101), 0.50) == 50
     assert percentile([7.0], 0.99) == 7.0
     assert math.isnan(percentile([], 0.5))
 
 
-def test_an_interval_contains_its_estimate_and_is_the_same_each_time() -> None:
+def test_an_interval_contains_its_estimate_and_is_reproducible() -> None:
     values = [float(number) for number in range(50)]
     found = median_interval(values)
     assert found == median_interval(values)
@@ -40,6 +40,6 @@ def test_intervals_of_proportions_contain_them() -> None:
     assert newcombe(48, 56, 70) == pytest.approx((-high, -low))
 
 
-def test_the_exact_test_tells_counts_apart() -> None:
+def test_the_exact_test_distinguishes_counts() -> None:
     assert fisher(5, 5, 10) == pytest.approx((0.6719, 1.0), abs=1e-4)
     assert fisher(9, 1, 10) == pytest.approx((0.00055, 0.0011), abs=1e-4)

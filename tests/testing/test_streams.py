@@ -1,4 +1,4 @@
-"""Streams take one operation after the other, events lie in them, and the host waits only where it says so."""
+"""Streams run their operations in order, events mark places in them, and the host waits only where it asks to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def device():
 
 @pytest.fixture
 def gate():
-    """Closed; what is put behind it in a stream has not happened yet. Opened at the latest when the test is over."""
+    """Yield a closed gate: it blocks a stream until it is opened, at the latest at the end of the test."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -38,7 +38,7 @@ def test_a_stream_takes_its_operations_in_order():
     assert done == list(range(100))
 
 
-def test_an_event_is_passed_after_what_was_launched_before_it(gate):
+def test_an_event_is_passed_after_work_launched_before_it(gate):
     before = recorded()
     torch.cuda.current_stream().put(gate.wait)
     launch(1)
@@ -51,7 +51,7 @@ def test_an_event_is_passed_after_what_was_launched_before_it(gate):
     assert after.query()
 
 
-def test_between_two_events_lies_the_device_time_of_what_was_launched():
+def test_the_time_between_two_events_is_the_launched_device_time():
     first = recorded()
     launch(20)
     second = recorded()
@@ -60,7 +60,7 @@ def test_between_two_events_lies_the_device_time_of_what_was_launched():
     assert first.elapsed_time(second) >= 20
 
 
-def test_the_last_recording_of_an_event_counts_and_none_is_over(gate):
+def test_the_last_recording_of_an_event_counts_and_an_unrecorded_event_has_passed(gate):
     event = torch.cuda.Event()
     assert event.query()
     event.record()
@@ -79,7 +79,7 @@ def test_events_without_timing_or_not_passed_have_no_elapsed_time(gate):
 
 
 @pytest.mark.parametrize("wait", ["wait_stream", "wait_event", "wait"])
-def test_a_stream_that_waits_for_another_holds_up_neither_it_nor_the_host(gate, wait):
+def test_a_stream_that_waits_for_another_blocks_neither_it_nor_the_host(gate, wait):
     other, current = torch.cuda.Stream(), torch.cuda.current_stream()
     other.put(gate.wait)
     if wait == "wait_stream":
@@ -96,7 +96,7 @@ def test_a_stream_that_waits_for_another_holds_up_neither_it_nor_the_host(gate, 
     assert after.query()
 
 
-def test_torch_looks_every_method_up_in_the_class(monkeypatch, gate):
+def test_torch_calls_every_method_through_the_class(monkeypatch, gate):
     seen = []
     for owner, name in ((torch.cuda.Event, "wait"), (torch.cuda.Event, "record"), (torch.cuda.Stream, "wait_event")):
         original = getattr(owner, name)
@@ -110,7 +110,7 @@ def test_torch_looks_every_method_up_in_the_class(monkeypatch, gate):
     assert seen == ["record", "wait_event", "wait"]
 
 
-def test_what_is_read_is_read_after_all_that_was_launched():
+def test_a_read_waits_for_all_launched_work():
     launch(20)
     event = recorded()
     assert read(torch.ones(1)) == 1.0
@@ -131,14 +131,14 @@ def test_the_current_stream_is_the_threads_own():
     assert mine.device == torch.cuda.current_stream().device
 
 
-def test_a_stream_says_whether_it_has_anything_to_do(gate):
+def test_a_stream_reports_whether_it_has_work(gate):
     stream = torch.cuda.Stream()
     assert stream.query()
     stream.put(gate.wait)
     assert not stream.query()
 
 
-def test_the_host_does_not_run_ahead_without_end(gate):
+def test_the_host_runs_ahead_only_so_far(gate):
     launched = threading.Event()
 
     def issue():
@@ -155,7 +155,7 @@ def test_the_host_does_not_run_ahead_without_end(gate):
     host.join()
 
 
-def test_what_fails_on_the_device_is_told_to_whoever_waits_next():
+def test_a_failure_on_the_device_is_raised_at_the_next_wait():
     torch.cuda.current_stream().put(lambda: 1 / 0)
     with pytest.raises(RuntimeError, match="division by zero"):
         read(torch.ones(1))

@@ -1,4 +1,4 @@
-"""What the fuzzers share: a report that is kept goes on where it ended, and another seed begins anew."""
+"""Shared code of the fuzzers: a saved report continues where it ended, and another seed starts a new one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from validation.fuzz import fuzzing
 
 
-def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[tuple[int, int, int]]:
-    """With which seed, first number and count the fuzzer of `eggs` fuzzes."""
+def calls_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[tuple[int, int, int]]:
+    """Return seed, first number and count of each call of the fuzzer of `eggs`."""
     calls: list[tuple[int, int, int]] = []
 
     def fuzz(seed: int, first: int, count: int) -> Counter[str]:
@@ -30,15 +30,15 @@ def report(path: Path) -> dict[str, Any]:
     return {name: made[name] for name in made if name != "seconds"}
 
 
-def test_a_report_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_report_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments = ("--eggs", "30", "--save", str(tmp_path))
-    assert called(monkeypatch, *arguments) == [(1, 0, 30)]
-    assert called(monkeypatch, *arguments) == [(1, 30, 30)]
+    assert calls_of(monkeypatch, *arguments) == [(1, 0, 30)]
+    assert calls_of(monkeypatch, *arguments) == [(1, 30, 30)]
     assert report(tmp_path) == {"seed": 1, "inputs": 60, "outcome": {"broken": 60}}
-    assert called(monkeypatch, *arguments, "--seed", "2") == [(2, 0, 30)]
+    assert calls_of(monkeypatch, *arguments, "--seed", "2") == [(2, 0, 30)]
     assert report(tmp_path) == {"seed": 2, "inputs": 30, "outcome": {"broken": 30}}
 
 
-def test_a_failure_is_brought_back_by_its_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert called(monkeypatch, "--eggs", "30", "--save", str(tmp_path)) == [(1, 0, 30)]
-    assert called(monkeypatch, "--first", "7", "--eggs", "1", "--save", str(tmp_path)) == [(1, 7, 1)]
+def test_a_failure_is_reproduced_by_its_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert calls_of(monkeypatch, "--eggs", "30", "--save", str(tmp_path)) == [(1, 0, 30)]
+    assert calls_of(monkeypatch, "--first", "7", "--eggs", "1", "--save", str(tmp_path)) == [(1, 7, 1)]

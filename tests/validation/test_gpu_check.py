@@ -1,4 +1,4 @@
-"""gpu-check compares every metric, and a part that fails or hangs costs only itself; on simulated drivers."""
+"""gpu-check on simulated drivers: it compares every metric, and a part that fails or hangs affects no other part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DOCUMENT = (Path(__file__).parent / "nvidia_smi" / "h100.xml").read_text()
 
 
 def serve(model: str) -> Scrape:
-    """Return what the exporter serves of a simulated GPU."""
+    """Return the exporter's series of a simulated GPU."""
     simulated = SimulatedDriver(parse_scenario({"gpus": 1, "model": model}), clock=Clock())
     with installed(simulated):
         driver = Driver()
@@ -60,7 +60,7 @@ def test_every_metric_is_compared_with_something() -> None:
     assert {f"gpu_{name}" for name in of_gpus} | invariant == declared
 
 
-def test_the_tables_name_metrics_and_labels_as_the_exporter_serves_them() -> None:
+def test_the_tables_name_metrics_and_labels_that_the_exporter_serves() -> None:
     served = [serve(model) for model in ("H100", "A100", "T4")]
     wanted = {(row.metric, labels) for row in compare.ROWS for labels in row.names}
     wanted |= {(effect.metric, effect.label) for effect in load.EFFECTS}
@@ -74,7 +74,7 @@ def test_the_tables_name_metrics_and_labels_as_the_exporter_serves_them() -> Non
     [("81559 MiB", 81559 * 2**20), ("68.57 W", 68.57), ("-8 C", -8), ("1980 MHz", 1.98e9), ("2 us", 2e-6),
      ("9 bank(s)", 9), ("16x", 16), ("P8", 8), ("Yes", 1), ("150", 150), ("N/A", None), ("12 parsecs", None)],
 )  # fmt: skip
-def test_what_nvidia_smi_prints_becomes_a_number_in_the_base_unit(printed: str, number: float | None) -> None:
+def test_a_value_of_nvidia_smi_becomes_a_number_in_the_base_unit(printed: str, number: float | None) -> None:
     assert compare.quantity(printed) == pytest.approx(number)
 
 
@@ -94,7 +94,7 @@ def test_an_invariant_names_the_series_that_breaks_it() -> None:
     assert "'xid'" in broken.note
 
 
-def test_a_counter_must_grow_by_what_the_load_did() -> None:
+def test_a_counter_must_grow_by_the_work_of_the_load() -> None:
     done = load.Done(load.FULL, began=100, ended=120, busy=19.9, bytes=0)
     counts = [one("gpu_busy_seconds_total", value, at) for at, value in ((90, 0), (99.5, 7), (122, 27), (130, 50))]
     outcomes = {check.about: check.outcome for check in load.judge_effects(done, counts)}
@@ -103,7 +103,7 @@ def test_a_counter_must_grow_by_what_the_load_did() -> None:
     assert next(load.judge_effects(done, [counts[1], counts[1]])).outcome == "differs"
 
 
-def test_a_phase_counts_what_its_work_did() -> None:
+def test_a_phase_counts_its_work() -> None:
     works, synchronized = load.make_works(torch, "cpu", size=8, chunk=1024), list[int]()
     done = load.run(load.Phase("phase", "copy", 0.02, on=0.01), works["copy"], lambda: synchronized.append(1))
     assert done.bytes == 1024 * load.BATCH * (len(synchronized) - 1)
@@ -115,7 +115,7 @@ def test_a_phase_counts_what_its_work_did() -> None:
     ("ours", "reference", "outcome"),
     [([1, 3], 2, "ok"), ([1, 3], 3.5, "ok"), ([1, 3], 4, "differs"), ([1], None, "one side"), ([], None, "absent")],
 )
-def test_a_reference_is_judged_by_the_range_of_our_values(
+def test_a_reference_is_compared_with_the_range_of_our_values(
     ours: list[float], reference: float | None, outcome: str
 ) -> None:
     assert judge("value", ours, reference, tolerance=0.5).outcome == outcome
@@ -129,7 +129,7 @@ def test_the_report_shows_differences_first(tmp_path: Path) -> None:
 
 
 def run_part(source: str, seconds: float = 60) -> list[Check]:
-    """Run a part that prints a check and then does this."""
+    """Run a part that prints a check and then runs the source."""
     first = """import time; print('{"about": "first", "outcome": "ok"}', flush=True)"""
     return gpu_check.run_part([sys.executable, "-c", f"{first}; {source}"], seconds)
 
@@ -166,7 +166,7 @@ def test_a_part_runs_with_nvidia_smi_and_a_driver(tmp_path: Path) -> None:
     assert "<serial>" not in (tmp_path / "report.xml").read_text()
 
 
-def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path) -> None:
+def test_without_a_gpu_there_is_one_line_that_says_so(tmp_path: Path) -> None:
     ran = run_command(tmp_path, PATH="/nowhere")
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
     assert ran.stderr.startswith("gpu-check: no NVIDIA GPU: ")

@@ -1,4 +1,4 @@
-"""gpu-check's hook part on the asynchronous device: what it asks of a GPU holds there."""
+"""The hook's part of gpu-check on the asynchronous device: its checks hold there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def train(way: str) -> None:
     with asynchronous_device(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "_sleep", lambda _cycles: launch(5))
         patch.setattr(torch.Tensor, "item", lambda _tensor: torch.cuda.synchronize())
-        patch.setattr(hook, "TOLERANCE", 0.5)  # this device's collectives take time of their own
+        patch.setattr(hook, "TOLERANCE", 0.5)  # this device's collectives take time, too
         dist.init_process_group(BACKEND)
         for check in [*hook.clocks(way, "cpu"), hook.identical(way, "cpu")]:
             print(f"{check.outcome}\t{check.about}\t{check.ours}, {check.reference}")

@@ -1,4 +1,4 @@
-"""What `make kubernetes` gives to the cluster and to Prometheus. The cluster itself takes root and minutes."""
+"""The manifests and configurations of `make kubernetes`. The cluster itself needs root and minutes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pod(pattern: str, **status: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_job_of_the_example_is_one_that_kubernetes_takes(pattern: str) -> None:
+def test_the_job_of_the_example_is_valid(pattern: str) -> None:
     job = manifest(pattern, "train", SHARED)
     kubernetes_validate.validate(job, "1.25", strict=True)
     (trainer, *others) = job["spec"]["template"]["spec"]["containers"]
@@ -35,7 +35,7 @@ def test_the_job_of_the_example_is_one_that_kubernetes_takes(pattern: str) -> No
     assert len(paths) == len(set(paths))
 
 
-def test_a_port_is_a_target_with_the_labels_of_its_pod() -> None:
+def test_a_port_is_a_target_with_its_pod_s_labels() -> None:
     (group,) = targets(pod("sidecar"))
     assert group["targets"] == ["10.0.0.7:10417"]
     found = {name.removeprefix("__meta_kubernetes_"): value for name, value in group["labels"].items()}
@@ -55,7 +55,7 @@ def test_a_pod_without_a_port_or_an_address_is_no_target() -> None:
     assert list(targets(pod("sidecar", podIP=""))) == []
 
 
-def test_what_selects_targets_is_escaped_and_named_as_prometheus_names_it() -> None:
+def test_selectors_are_escaped_and_named_like_prometheus_labels() -> None:
     monitor = {
         "metadata": {"name": "rankscope", "namespace": "rankscope"},
         "spec": {

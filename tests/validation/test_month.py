@@ -1,4 +1,4 @@
-"""The simulated month: that its series are what exporters would show, and that what is left out tells nothing."""
+"""The simulated month: its series match an exporter's, and omitted stretches could not alert."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from rankscope_exporter.ranks import step_alignment
 
 def a_run(**others: object) -> Plan:
     made = Plan("run", 1, 8, 1.0, "host", seconds=2400.0)
-    return replace(made, **others)  # type: ignore[arg-type]  # whatever a test is about
+    return replace(made, **others)  # type: ignore[arg-type]  # any field
 
 
-def test_a_day_is_the_same_for_everybody_who_draws_it() -> None:
+def test_a_day_depends_only_on_its_number() -> None:
     assert str(plan.healthy(7)) == str(plan.healthy(7)) != str(plan.healthy(8))
 
 
-def test_the_phases_of_every_rank_add_up_to_the_time_since_it_began() -> None:
+def test_the_phases_of_every_rank_add_up_to_the_time_since_its_start() -> None:
     record = simulate(a_run(happenings=(Happening("checkpoint", 300.0, 40.0, 2), Happening("restart", 900.0, 60.0))))
     passed = np.where(record.started > 0, record.times - record.started, record.times)
     seconds = np.where(record.up[:, None], record.seconds.sum(axis=1), passed[:, None])
     assert np.allclose(seconds, passed[:, None])
 
 
-def test_who_waits_for_whom_is_what_the_exporter_finds() -> None:
+def test_aligned_steps_match_the_exporters() -> None:
     draw = np.random.default_rng(3)
     durations = draw.exponential(1.0, (1, 10, 8))
     durations[:, P["startup"]] = 0
@@ -55,7 +55,7 @@ def test_who_waits_for_whom_is_what_the_exporter_finds() -> None:
         assert np.allclose(blame[0, number], [one.blame.get(name, 0.0) for one in alignments])
 
 
-def test_a_failed_scrape_makes_every_series_stale_and_an_exporter_counts_anew() -> None:
+def test_a_failed_scrape_makes_every_series_stale_and_a_restarted_exporter_counts_from_zero() -> None:
     healthy = a_run(happenings=(Happening("exporter restart", 600.0, 20.0, 0),))
     lines = {line["series"]: line["values"].split(" ") for line in Stretch(healthy, simulate(healthy), 0, 60).lines()}
     by_metric = {series.partition("{")[0]: values for series, values in lines.items()}
@@ -65,7 +65,7 @@ def test_a_failed_scrape_makes_every_series_stale_and_an_exporter_counts_anew() 
     assert float(by_metric["rankscope_gpu_busy_seconds_total"][42]) < 60
 
 
-def test_a_pause_of_a_loader_is_kept_and_a_day_without_anything_is_not() -> None:
+def test_a_pause_of_a_loader_is_kept_and_an_uneventful_day_is_not() -> None:
     quiet_day = a_run(seconds=14400.0)
     paused = replace(quiet_day, happenings=(Happening("data_wait", 9000.0, 45.0, 3),))
     assert list(quiet.stretches(quiet_day, simulate(quiet_day))) == []
@@ -74,7 +74,7 @@ def test_a_pause_of_a_loader_is_kept_and_a_day_without_anything_is_not() -> None
     assert kept.begin + SCRAPE * len(kept) > 9000.0 + 5 * 60
 
 
-def test_the_rules_tell_of_a_slow_rank_and_of_nothing_before_and_after(tmp_path: Path) -> None:
+def test_the_rules_alert_about_a_slow_rank_only_while_it_is_slow(tmp_path: Path) -> None:
     slow = a_run(fault="slow rank", dose=1.5, onset=900.0, heals=1500.0, culprit=5)
     stretch = Stretch(slow, simulate(slow), 0, 160)
     (firing,) = fire([stretch], HERE / "rules/15s.yml", tmp_path)[stretch]
@@ -85,9 +85,9 @@ def test_the_rules_tell_of_a_slow_rank_and_of_nothing_before_and_after(tmp_path:
 
 
 @pytest.mark.parametrize(("again", "count"), [(1015.0, 1), (1200.0, 2)])
-def test_an_alert_that_becomes_critical_is_one_and_one_that_comes_back_is_another(again: float, count: int) -> None:
+def test_an_alert_that_becomes_critical_is_the_same_and_one_that_returns_is_another(again: float, count: int) -> None:
     first = {"alert": "RankscopeRankLagging", "rank": "5", "severity": "warning", "begins": 900.0, "ends": 1000.0}
     second = first | {"severity": "critical", "begins": again, "ends": again + 60}
-    told = report.told([first, second])
-    assert len(told) == count
-    assert report.flaps(told) == count - 1
+    alarms = report.merged([first, second])
+    assert len(alarms) == count
+    assert report.flaps(alarms) == count - 1

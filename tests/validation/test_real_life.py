@@ -1,4 +1,4 @@
-"""The cases of real life name tests that exist, and one holds only if its tests ran and none failed."""
+"""The cases of real life name existing tests, and one holds only if its tests ran and none failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ended(*outcomes: str, when: str = "call") -> Outcomes:
 
 
 @pytest.mark.parametrize("case", [case for cases in CASES.values() for case in cases], ids=lambda case: case.seen)
-def test_a_case_names_a_test_that_exists(case: Case) -> None:
+def test_a_case_names_an_existing_test(case: Case) -> None:
     text = (ROOT / "tests" / f"{case.file}.py").read_text()
     assert re.search(rf"^ *def {case.function or 'test_'}", text, re.M)
 

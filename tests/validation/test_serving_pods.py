@@ -1,4 +1,4 @@
-"""The replay of inference pods: what a pod shows, and that waste alerts and a service does not."""
+"""The replay of inference pods: their series are right, waste alerts, and a service does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sample = tuple[float, float, float]
 
 
 def samples(hours: float, busy_every: float | None = None, from_hour: float = 0.0) -> Iterable[Sample]:
-    """A pod that has memory from an hour on, and works for a sample each so many seconds."""
+    """Yield samples of a pod that holds memory from an hour on, and is busy for a sample every `busy_every` seconds."""
     for number in range(int(hours * HOURS / EVERY)):
         now = number * EVERY
         works = busy_every is not None and now >= from_hour * HOURS and now % busy_every < EVERY
@@ -28,7 +28,7 @@ def alerts(pod: Pod) -> list[str]:
     return [dict(one.labels)["alertname"] for one in fired]
 
 
-def test_a_service_that_works_now_and_then_does_not_alert() -> None:
+def test_a_service_that_works_sometimes_does_not_alert() -> None:
     pod = Pod("serves", list(samples(4, busy_every=HOURS)))
     assert alerts(pod) == []
     assert body({pod: []}) == ["1 pods, 0.17 pod-days: 0 alerts, 0 a pod-week."]
@@ -43,14 +43,14 @@ def test_a_pod_without_a_process_alerts_as_an_unused_gpu() -> None:
     assert alerts(Pod("empty", [*empty, (HOURS, 0.0, HELD)])) == ["RankscopeGpuUnused"]
 
 
-def test_a_gap_in_the_trace_is_no_fault_of_an_exporter_and_not_observed() -> None:
+def test_a_gap_in_the_trace_is_not_an_exporter_that_is_down() -> None:
     every = list(samples(4, busy_every=HOURS))
     pod = Pod("gap", [one for one in every if not 1.2 * HOURS < one[0] < 2.2 * HOURS])
     assert alerts(pod) == []
     assert 2.9 * HOURS < pod.seconds < 3.2 * HOURS
 
 
-def test_busy_seconds_only_grow_and_are_what_the_samples_say() -> None:
+def test_busy_seconds_only_grow_and_match_the_samples() -> None:
     pod = Pod("counts", list(samples(2, busy_every=HOURS)))
     lines = {line["series"].partition("{")[0]: line["values"].split(" ") for line in pod.lines()}
     busy = [float(value) for value in lines["rankscope_gpu_busy_seconds_total"]]
@@ -58,7 +58,7 @@ def test_busy_seconds_only_grow_and_are_what_the_samples_say() -> None:
     assert busy[-1] == pytest.approx(2 * 0.5 * EVERY)
 
 
-def test_a_trace_is_all_files_of_the_folder(tmp_path: Path) -> None:
+def test_a_trace_consists_of_all_files_in_the_directory(tmp_path: Path) -> None:
     head = "pod,unix_seconds,gpu_duty_cycle_percent,gpu_memory_used_bytes\n"
     for name in ("a", "b"):
         with gzip.open(tmp_path / f"{name}.csv.gz", "wt") as file:

@@ -1,4 +1,4 @@
-"""Each attacker of the siege does what it says and leaves nothing, and the checks find what does not hold."""
+"""Each attack of the siege happens and leaves nothing behind, and the checks find violations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def seen_of(act: Callable[[Target, Seen], Iterator[None]], target: Target, acts:
     seen = Seen()
     attacking = act(target, seen)
     for _ in islice(attacking, acts):
-        time.sleep(rest)  # a client gives the server a moment
+        time.sleep(rest)  # gives the server a moment
     attacking.close()  # type: ignore[attr-defined]
     return seen
 
@@ -49,19 +49,19 @@ class TestOnTheDirectory:
             (records.flooded, "made"),
             (records.crowded, "published"),
             (records.many_children, "children"),
-            (records.forged_living, "told lies"),
+            (records.forged_living, "forged updates"),
             (records.forged_dead, "crashed"),
             (records.forged_uuids, "claimed"),
             (records.broken, "truncated"),
         ],
     )
-    def test_it_is_done_and_nothing_of_it_stays(
+    def test_the_attack_happens_and_leaves_nothing_behind(
         self, target: Target, act: Callable[[Target, Seen], Iterator[None]], word: str
     ) -> None:
         assert seen_of(act, target, acts=3)[word] >= 3
         assert os.listdir(target.run_dir) == []  # noqa: PTH208 - as text
 
-    def test_the_forged_ranks_say_that_they_are_the_victims(self, target: Target) -> None:
+    def test_the_forged_ranks_claim_to_be_the_victims(self, target: Target) -> None:
         attacking = records.forged_living(target, Seen())
         next(attacking)
         found = {read_rank(path).info["rank"]: read_rank(path) for path in Path(target.run_dir).iterdir()}
@@ -70,7 +70,7 @@ class TestOnTheDirectory:
         assert {rank.info["run"] for rank in found.values()} == {RUN}
         assert found["2"]["started_unix"] > time.time() + 3600
 
-    def test_there_is_no_lock_to_be_had_on_a_record_of_a_living_rank(self, target: Target) -> None:
+    def test_a_record_of_a_live_rank_cannot_be_locked(self, target: Target) -> None:
         if os.geteuid() != 0:
             pytest.skip("did not run: only root can make a second user")
         code = (
@@ -88,7 +88,7 @@ class TestOnTheDirectory:
             living.communicate()
         assert seen == {"refused: EAGAIN": 2}
 
-    def test_the_closed_directory_can_be_listed_and_not_entered(self, target: Target) -> None:
+    def test_the_closed_directory_can_be_listed_but_not_entered(self, target: Target) -> None:
         assert seen_of(records.closed_directory, target) == {"mode 744": 1}
 
 
@@ -115,19 +115,19 @@ class TestOnThePort:
             (clients.damaged_requests, "400"),
         ],
     )
-    def test_it_is_done_and_the_server_goes_on(
+    def test_the_attack_happens_and_the_server_goes_on(
         self, besieged: Target, act: Callable[[Target, Seen], Iterator[None]], word: str
     ) -> None:
         assert seen_of(act, besieged, acts=8, rest=0.05)[word] > 0
         assert seen_of(clients.odd_accepts, besieged) == {"200": 1}
 
-    def test_more_connections_than_are_let_in_are_closed_by_the_server(self, besieged: Target) -> None:
+    def test_connections_beyond_the_limit_are_closed_by_the_server(self, besieged: Target) -> None:
         seen = seen_of(clients.silent, besieged, acts=10, rest=0.05)
         assert seen["opened"] > 128
         assert seen["closed by the server"] > 0
 
 
-def test_an_attacker_ends_when_told_and_says_what_it_has_done(target: Target) -> None:
+def test_an_attacker_ends_on_sigterm_and_reports_its_acts(target: Target) -> None:
     arguments = [
         sys.executable,
         "-m",
@@ -142,19 +142,19 @@ def test_an_attacker_ends_when_told_and_says_what_it_has_done(target: Target) ->
         report = json.loads(process.communicate()[0])
     assert process.returncode == 0
     assert report["seen"]["slices"] >= 1
-    assert report["processor"] > 0
+    assert report["cpu"] > 0
 
 
 class TestFigures:
-    def test_steps_count_by_five_seconds_and_only_where_all_of_one_lies_in_the_phase(self) -> None:
+    def test_steps_are_grouped_by_five_seconds_within_the_phase(self) -> None:
         steps = [(100.01, 0.05), (101.0, 0.1), (102.0, 0.3), (103.0, 0.2), (106.0, 0.4), (110.0, 0.9)]
         assert blocks(Phase(QUIET, 0, 100.0, 110.0), steps) == [0.2, 0.4]
 
-    def test_a_difference_is_that_of_the_rounds_and_not_of_a_machine_that_grows_slower(self) -> None:
+    def test_a_difference_is_within_rounds_and_ignores_a_machine_that_slows_down(self) -> None:
         before, after = [[1.0, 1.0], [2.0, 2.0]], [[1.5, 1.5], [2.5, 2.5]]
         assert difference(before, after) == (500, 500, 500)
 
-    def test_an_interval_holds_what_it_is_about(self) -> None:
+    def test_an_interval_contains_its_estimate(self) -> None:
         middle, low, high = difference([[1.0, 2.0, 3.0, 4.0]], [[2.0, 3.0, 4.0, 5.0]])
         assert low <= middle == 1000 <= high
         assert low < high
@@ -165,7 +165,7 @@ def observed(**others: object) -> Observed:
     steps = [(1000 + tenth / 10, 0.05) for tenth in range(400)]
     scrapes = [Scraped(1000 + half / 2, 0.01, "", ("0", "1"), 1000) for half in range(80)]
     made = {"phases": phases, "steps": steps, "scrapes": scrapes, "missed": {"0": 0, "1": 0}, "peak": 100_000_000}
-    attackers = [("silent connections", {"processor": 1.0, "seconds": 10.0, "seen": {"opened": 1}})]
+    attackers = [("silent connections", {"cpu": 1.0, "seconds": 10.0, "seen": {"opened": 1}})]
     made |= {"load": [1.0], "attackers": attackers, **others}
     return Observed(1.0, 1, "1", **made)  # type: ignore[arg-type]
 
@@ -176,25 +176,25 @@ def failing(seen: Observed) -> list[str]:
 
 
 class TestSummary:
-    def test_where_all_is_well_all_holds(self) -> None:
+    def test_all_checks_hold_without_a_violation(self) -> None:
         assert failing(observed()) == []
 
-    def test_a_scrape_that_failed_is_as_late_as_can_be(self) -> None:
+    def test_a_failed_scrape_counts_as_infinitely_late(self) -> None:
         (found,) = failing(observed(scrapes=[*observed().scrapes, Scraped(1015.2, 0.001, "503")]))
         assert found.startswith("no page")
 
-    def test_one_page_without_one_rank_is_one_too_many(self) -> None:
+    def test_one_page_without_one_rank_is_a_violation(self) -> None:
         (found,) = failing(observed(scrapes=[*observed().scrapes, Scraped(1001.0, 0.001, "", ("0",))]))
         assert found.startswith("1 of the scraper's 81")
         (found,) = failing(observed(missed={"0": 0, "1": 2}))
         assert found.endswith("2 of Prometheus's")
 
-    def test_steps_that_are_longer_than_the_control_says_are_told(self) -> None:
+    def test_steps_longer_than_the_control_explains_are_a_violation(self) -> None:
         steps = [(end, 0.06 if 1010 <= end < 1020 else 0.05) for end, _ in observed().steps]
         (found,) = failing(observed(steps=steps))
         assert found.startswith("+10.00 [")
 
-    def test_alerts_of_the_attackers_own_forgeries_are_not_false(self) -> None:
+    def test_alerts_about_the_attackers_own_forgeries_are_not_false(self) -> None:
         alert = {"alertname": "RankscopeRankCrashed", "run": RUN, "owner": "61002"}
         assert failing(observed(alerts=[{"labels": alert, "since": 1.0, "phase": SIEGE}])) == []
         alert = {**alert, "owner": str(VICTIM)}
@@ -202,22 +202,22 @@ class TestSummary:
             "1 x RankscopeRankCrashed (siege)"
         ]
 
-    def test_too_much_memory_and_an_attack_that_was_not_made_are_told(self) -> None:
-        idle = ("read locks", {"processor": 0.0, "seconds": 0.0, "seen": {}})
+    def test_too_much_memory_and_a_missing_attack_are_violations(self) -> None:
+        idle = ("read locks", {"cpu": 0.0, "seconds": 0.0, "seen": {}})
         assert failing(observed(peak=151_000_000, attackers=[*observed().attackers, idle])) == [
-            "151.0 MB at the most",
+            "151.0 MB maximum",
             "read locks",
         ]
 
 
-def test_an_alert_without_an_owner_is_about_the_victim_if_it_names_his_run() -> None:
+def test_an_alert_without_an_owner_is_about_the_victim_if_it_names_its_run() -> None:
     assert is_about_victim({"alertname": "RankscopeGpuAllocatedIdle", "run": RUN})
     assert is_about_victim({"alertname": "RankscopeExporterDown"})
     assert not is_about_victim({"alertname": "RankscopeGpuUnused"})
     assert not is_about_victim({"alertname": "RankscopeRanksHidden", "owner": "61002", "run": RUN})
 
 
-def test_only_the_victims_own_living_ranks_are_his() -> None:
+def test_only_live_ranks_of_the_victims_run_and_user_count() -> None:
     lines = [
         'rankscope_rank_up{run="victim",rank="0",owner="61001"} 1.0',
         'rankscope_rank_up{run="victim",rank="1",owner="61001"} 0.0',

@@ -2,12 +2,12 @@
 
     python -m validation.fuzz.explain --inputs 100000 --save
 
-The answers of a Prometheus (explain_answers.py) are damaged at random: types swapped, fields missing or twice, odd
-numbers and texts, brackets in thousands, truncation, wrong content, wrong status. They go through the real command,
+The answers of a Prometheus (explain_answers.py) are mutated at random: swapped types, missing or duplicate fields, odd
+numbers and texts, thousands of brackets, truncation, wrong content, wrong status. They go through the real command,
 without the network. The command must end with 0 and lines that a terminal can print, or a line of valid JSON; or with 2
-and one such line on stderr. Input N depends on the seed and N alone: `--first N --inputs 1` repeats a failure.
+and one such line on stderr. Input N depends only on the seed and N: `--first N --inputs 1` repeats a failure.
 
-With `--save` a next call continues where the last one ended.
+With `--save` the next call continues where the last one ended.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from rankscope.cli.explaining.fetching import BODY_LIMIT, Answer, FetchError
 from rankscope.cli.explaining.prometheus import Prometheus
 
 BOUND = "exit status 0 or 2, and text that a terminal can print"
-QUESTIONS = 24  # asked at the most, about; each input damages the answers to some of them
-LINES = 250  # that an explanation has at the most, with texts of the greatest length
+QUESTIONS = 24  # about the maximum number of requests; each input mutates the answers to some of them
+LINES = 250  # maximum of an explanation with the longest texts
 SCENES = (
     *(Scene(), Scene(), Scene(has_alerts=False), Scene(has_alerts=False, stands_still=True)),
     *(Scene(runs=("train", "two")), Scene(runs=("ended",), has_alerts=False), Scene(runs=())),
@@ -74,20 +74,20 @@ FAILURES: tuple[Exception, ...] = (
 )
 
 
-class Hostile:
-    """In the place of the network: answers each question, and some of them damaged."""
+class MutatingServer:
+    """A stand-in for the network that answers each request, some with mutations."""
 
     def __init__(self, choose: random.Random, scene: Scene) -> None:
         self._choose, self._scene = choose, scene
         some = choose.choice((1, 1, 1, 2, 4, QUESTIONS))
-        self._damaged = set(choose.sample(range(QUESTIONS), some))
+        self._mutated = set(choose.sample(range(QUESTIONS), some))
         self._asked = 0
 
     def __call__(self, url: str, _authorization: str) -> Answer:
-        """As `fetch`."""
+        """Answer a request, like `fetch`."""
         found = answer(url, self._scene)
         self._asked += 1
-        if self._asked - 1 not in self._damaged:
+        if self._asked - 1 not in self._mutated:
             return Answer(200, "OK", json.dumps(found).encode())
         kind = self._choose.random()
         if kind < 0.04:
@@ -102,7 +102,7 @@ class Hostile:
             return choose.choice(BODIES)
         found = copy.deepcopy(found)
         for _ in range(choose.choice((1, 1, 2, 3, 8))):
-            _injure(choose, found)
+            _mutate(choose, found)
         body = bytearray(json.dumps(found).encode())
         if choose.random() < 0.1:
             del body[choose.randrange(len(body) + 1) :]
@@ -112,8 +112,8 @@ class Hostile:
         return bytes(body)
 
 
-def _injure(choose: random.Random, found: dict[str, Any]) -> None:
-    """One value of the tree: another value, none, a further one, another name, or a thousand times the same."""
+def _mutate(choose: random.Random, found: dict[str, Any]) -> None:
+    """Replace, remove, add or rename one value of the tree, or repeat it many times."""
     holder, key = choose.choice([*_values(found), (found, "data")])
     kind = choose.randrange(10)
     if kind == 0:
@@ -125,13 +125,13 @@ def _injure(choose: random.Random, found: dict[str, Any]) -> None:
     elif kind == 3 and isinstance(holder, dict):
         holder[choose.choice((*NAMES, "more", "\x1b"))] = copy.deepcopy(choose.choice(ODD))
     elif kind < 8 and isinstance(holder, dict) and isinstance(holder.get(key), str):
-        holder[key] = choose.choice(TEXTS)  # of the right type, so that it gets further in
+        holder[key] = choose.choice(TEXTS)  # of the right type, so that it gets past the first checks
     else:
         holder[key] = copy.deepcopy(choose.choice(ODD))
 
 
 def _values(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Each value of a JSON tree, by what holds it and where."""
+    """Yield each value of a JSON tree, as its container and its key."""
     keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
     for key in keys:
         yield tree, key
@@ -139,16 +139,16 @@ def _values(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def explained(seed: int, number: int) -> str:
-    """What became of input `number`, in a word. Raises FuzzError."""
+    """Return the outcome of input `number` in a word. Raises FuzzError."""
     choose = random.Random(f"{seed}/{number}")
-    hostile = Hostile(choose, choose.choice(SCENES))
+    server = MutatingServer(choose, choose.choice(SCENES))
     as_json = choose.random() < 0.3
     at = choose.choice((None, None, f"{NOW:.0f}"))
     run = choose.choice((None, None, None, "train", "train", "\x1b[2J"))
     out, err = io.StringIO(), io.StringIO()
 
     def connect(url: str, moment: float | None) -> Prometheus:
-        return Prometheus(url, moment, fetch=hostile)
+        return Prometheus(url, moment, fetch=server)
 
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -159,10 +159,10 @@ def explained(seed: int, number: int) -> str:
 
 
 def _checked(status: int, out: str, err: str, as_json: bool) -> str:
-    """Raises FuzzError at what a terminal or a program could not take."""
+    """Return the kind of the outcome. Raises FuzzError for output that a terminal or a program cannot read."""
     lines = (out or err).splitlines(keepends=True)
     if not all(line.endswith("\n") and (line[:-1].isprintable()) for line in lines) or "secret" in out + err:
-        raise FuzzError(f"not fit to be printed: {(out + err)[:300]!r}")
+        raise FuzzError(f"not printable: {(out + err)[:300]!r}")
     if status == 2 and not out and len(lines) == 1 and err.startswith("rankscope explain: "):
         return _kind(err)
     if status != 0 or err or not 1 <= len(lines) <= (1 if as_json else LINES):
@@ -184,7 +184,7 @@ def _kind(err: str) -> str:
 
 
 def run(seed: int, first: int, inputs: int) -> Counter[str]:
-    """Fuzz inputs `first` … `first + inputs`; what became of them. Raises FuzzError that names the input."""
+    """Fuzz inputs `first` … `first + inputs`. Return the outcomes. Raises FuzzError that names the input."""
     outcome: Counter[str] = Counter()
     for number in range(first, first + inputs):
         outcome[explained(seed, number)] += 1

@@ -1,4 +1,4 @@
-"""What a Prometheus with our rules answers `rankscope explain`, by what it asks: four ranks, of which one lags."""
+"""The answers of a Prometheus with our rules to `rankscope explain`, by query: four ranks, one of which lags."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ LAGGING = {"alertname": "RankscopeRankZeroLagging", "severity": "warning", "run"
 LAGGING |= {"group": "0-3", "cause": "other", "node": "vm", "uuid": "GPU-0"}
 XID = {"alertname": "RankscopeGpuXid", "severity": "critical", "gpu": "2", "uuid": "GPU-2", "xid": "79"}
 PAGE = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks/RankscopeRankZeroLagging.md"
-WORDS = {"summary": "Rank 0 holds the others up", "description": "Rank 0 waits 6 % of its time.", "runbook_url": PAGE}
+WORDS = {
+    "summary": "Rank 0 slows down train by 26%",
+    "description": "Rank 0 waits 6% of its time.",
+    "runbook_url": PAGE,
+}
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is the matter."""
+    """The state of the cluster that the answers describe."""
 
     runs: tuple[str, ...] = ("train",)
     has_alerts: bool = True
@@ -44,7 +48,7 @@ class Scene:
 
 
 def answer(url: str, scene: Scene) -> dict[str, Any]:
-    """The whole answer to a question of the API."""
+    """Return the whole answer to a request of the API."""
     parts = urllib.parse.urlsplit(url)
     if parts.path.endswith("/rules"):
         return {"status": "success", "data": {"groups": _groups(scene)}}
@@ -75,7 +79,7 @@ def _alerts(scene: Scene) -> list[Series]:
 
 
 def _table(scene: Scene) -> Mapping[str, list[Series]]:
-    """By the beginning of a query, the first that fits."""
+    """Return the series by a pattern of the query's start; the first match counts."""
     lost = {"none": 0.6, "straggler": 0.25, "other": 0.1, "data": 0.04, "copies": 0.01, "idle": 0.0001}
     by_cause = [({"__name__": "run:rankscope_lost:ratio", "run": "train", "cause": c}, v) for c, v in lost.items()]
     return {
@@ -119,6 +123,6 @@ def _groups(scene: Scene) -> list[dict[str, Any]]:
             "annotations": {"runbook_url": PAGE},
             "alerts": alerts if scene.has_alerts else [],
         }
-        for number, name in enumerate(("RankscopeRankZeroLagging", "RankscopeGpuXid", "SomebodyElses"))
+        for number, name in enumerate(("RankscopeRankZeroLagging", "RankscopeGpuXid", "OtherAlert"))
     ]
-    return [{"name": "rankscope", "interval": 15, "rules": rules}, {"name": "theirs", "interval": 60, "rules": []}]
+    return [{"name": "rankscope", "interval": 15, "rules": rules}, {"name": "other", "interval": 60, "rules": []}]

@@ -1,4 +1,4 @@
-"""The command line of the fuzzers: a count, a seed, a first number, and a report that a next call continues."""
+"""The command line of the fuzzers: a count, a seed, a first number, and a report that the next call continues."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from typing import Any
 from testing import report
 
 Fuzz = Callable[[int, int, int], Counter[str]]
-"""Takes seed, first number and count; returns what became of the inputs. Raises FuzzError that names one."""
+"""A function of seed, first number and count that returns the outcomes. Raises FuzzError that names an input."""
 
 
 class FuzzError(AssertionError):
-    """An input that was handled wrong."""
+    """An input that was handled incorrectly."""
 
 
 def main(description: str | None, noun: str, fuzz: Fuzz, name: str, bound: str) -> None:
-    """Fuzz inputs that are called `noun` (in the plural) and publish the report `name`.
+    """Fuzz inputs, whose plural is `noun`, and publish the report `name`.
 
-    With `--save` it continues the report of the calls before with this seed. Raises what `fuzz` raises; then nothing is
-    written.
+    With `--save` it continues the report of earlier calls with this seed. Raises what `fuzz` raises, without writing.
     """
     options = _options(description, noun)
     before = _saved(options, name)
@@ -48,7 +47,7 @@ def _options(description: str | None, noun: str) -> argparse.Namespace:
 
 
 def _saved(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Return the figures of the calls before with this seed."""
+    """Return the figures of earlier calls with this seed."""
     path = options.save and options.save.raw / f"{name}.json"
     if path and path.exists():
         figures: dict[str, Any] = json.loads(path.read_text())["figures"]

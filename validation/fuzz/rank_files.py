@@ -1,15 +1,15 @@
-"""Check whether any rank file stops a scrape or gets a bad label out.
+"""Check whether any rank file stops a scrape or causes an invalid label.
 
     python -m validation.fuzz.rank_files --files 1000000 --save
 
-Real records are damaged at random: bits, slots, JSON, lengths, header, truncation. They lie in a run directory in
-batches, half of them with a living owner, and each batch is scraped as in production: read, collected, rendered.
-Prometheus must accept everything rendered: no exception, finite and non-negative values, printable labels, no series
-twice. If the fuzzer is root the files are of several users: every series then names its owner, and the lines of the
-ranks fit into what the page limit assumes. File N depends on the seed and N alone: `--first N --files 1` repeats a
+Real records are mutated at random: bits, slots, JSON, lengths, header, truncation. They are in a run directory in
+batches, half of them with a live owner, and each batch is scraped as in production: read, collected, rendered.
+Prometheus must accept everything rendered: no exception, finite and non-negative values, printable labels, no duplicate
+series. If the fuzzer is root, the files belong to several users: then every series names its owner, and the lines of
+the ranks fit into the page limit's estimate. File N depends only on the seed and N: `--first N --files 1` repeats a
 failure.
 
-With `--save` a next call continues where the last one ended. A file that is neither shown nor skipped ended too long
+With `--save` the next call continues where the last one ended. A file that is neither shown nor skipped ended too long
 ago, or is an older record of a rank that is shown.
 """
 
@@ -51,15 +51,15 @@ from rankscope_exporter.ranks.share import TextLimit
 
 BOUND = "no exception, and only text that Prometheus accepts"
 BATCH = 100  # below the limits of files and ranks of one owner, so that each file of a batch counts
-OWNERS = (0, 1, 1000, 65_534, 2**32 - 2) if os.geteuid() == 0 else (os.geteuid(),)  # of the files, in turn
-NOW = 1_800_000_000.0  # by the reader's clock, and when every record ended
-PARSED_EVERY = 20  # batches whose text is parsed again: that takes longer than all the rest
+OWNERS = (0, 1, 1000, 65_534, 2**32 - 2) if os.geteuid() == 0 else (os.geteuid(),)  # of the files, alternating
+NOW = 1_800_000_000.0  # the reader's clock, and the end of every record
+PARSED_EVERY = 20  # batches between two whose text is parsed again, which takes longer than the rest
 ODD_NUMBERS = (0.0, -0.0, -1.0, 0.5, 1e18, 2.0**63, 1e308, -1e308, math.inf, -math.inf, math.nan, 5e-324)
 ODD_TEXTS: tuple[Any, ...] = (
     *("", "\n", "\x00", "\x7f", "\x9b2J", "\u202e", "\ud800", "\\", '"', "{", "x" * 201, "é" * 200, "²", "٣", "-1"),
     *(None, True, 0, -1, 1e400, [], {}, ["other"], [""], [1], ["a", "a"], [f"p{n}" for n in range(40)]),
 )
-WORLDS = ("", *["1000"] * 12, "500", "0")  # how many ranks one says that there are; its number is below 1,000
+WORLDS = ("", *["1000"] * 12, "500", "0")  # a rank's world size; its number is below 1,000
 STARTS = (-1e6, -100.0, -1.0, *[0.0] * 8, 30.0, 90.0, 1e12)
 HOLDER = """
 import fcntl, sys
@@ -72,19 +72,19 @@ sys.stdin.read()
 
 
 def damaged(seed: int, number: int) -> bytes:
-    """The bytes of file `number`: a good record with one to four injuries."""
+    """Return the bytes of file `number`: a valid record with one to four mutations."""
     choose = random.Random(f"{seed}/{number}")
     info: dict[str, Any] = dict.fromkeys(LABELS, "label")
     info |= {"run": f"run-{number}", "rank": str(number % 1000), "pid": "1", "world_size": choose.choice(WORLDS)}
     info |= {"phases": ["tokenize"], "probes_disabled": []}
-    injuries: list[Callable[..., None]] = choose.choices(INJURIES, k=choose.randint(1, 4))
-    for injure in injuries:
-        if injure is _info:
+    mutations: list[Callable[..., None]] = choose.choices(MUTATIONS, k=choose.randint(1, 4))
+    for mutate in mutations:
+        if mutate is _info:
             _info(choose, info)
     data = _record(choose, info)
-    for injure in injuries:
-        if injure is not _info:
-            injure(choose, data)
+    for mutate in mutations:
+        if mutate is not _info:
+            mutate(choose, data)
     return bytes(data)
 
 
@@ -146,18 +146,18 @@ def _last_words(choose: random.Random, data: bytearray) -> None:
 
 
 def _info(choose: random.Random, info: dict[str, Any]) -> None:
-    """Values of the JSON, which the parser takes and the checks have to judge."""
+    """Replace values of the JSON that the parser accepts and the checks must judge."""
     odd = choose.choice(ODD_TEXTS)
     name = choose.choice((*LABELS, "phases", "probes_disabled", "more", "tracker_ids", "tracker_urls"))
     info[name] = {choose.choice(layout.TRACKERS): odd} if name.startswith("tracker") and choose.random() < 0.9 else odd
 
 
 OPENMETRICS = Encoder(openmetrics=True)
-INJURIES = (_bits, _bits, _slot, _slot, _slot, _info, _info, _json, _last_words, _header, _length, _growth)
+MUTATIONS = (_bits, _bits, _slot, _slot, _slot, _info, _info, _json, _last_words, _header, _length, _growth)
 
 
 def check(families: Iterable[Metric]) -> None:
-    """Raises FuzzError at the first thing that Prometheus would refuse or a person would be misled by."""
+    """Raise FuzzError for the first series that Prometheus would refuse or that would mislead a user."""
     seen = set()
     for family in families:
         for sample in family.samples:
@@ -173,21 +173,21 @@ def check(families: Iterable[Metric]) -> None:
 
 
 def check_owners(scan: Scan, families: Sequence[Metric], written: int) -> None:
-    """Raises FuzzError at a series of nobody's file, a start in the future, and more bytes than the limits count on."""
+    """Raise FuzzError for a series without a record, a start in the future, or more bytes than the limits assume."""
     keys = {rank.key for rank in scan.ranks}
     for family in families:
         for sample in family.samples if family.name.startswith("rankscope_rank_") else ():
             if tuple(sample.labels[label] for label in RANK_LABELS) not in keys:
-                raise FuzzError(f"{sample} is of no record that is shown")
+                raise FuzzError(f"{sample} belongs to no record that is shown")
     for rank in scan.ranks:
         if rank.snapshot.unix_field("started_unix") > NOW + 60:
-            raise FuzzError(f"{rank.key} began in the future")
+            raise FuzzError(f"{rank.key} started in the future")
     if written > (counted := sum(TextLimit(rank.snapshot).of(rank.snapshot) for rank in scan.ranks) + 1000):
-        raise FuzzError(f"{written} bytes, where {counted} are counted on")
+        raise FuzzError(f"{written} bytes, but {counted} are assumed")
 
 
 def scrape(run_directory: RunDirectory, parse: bool, ranks: Ranks | None = None) -> tuple[int, Counter[str]]:
-    """One scrape, checked: how many ranks it shows, and how many files it skipped for which reason."""
+    """Scrape once with all checks. Return the number of ranks, and the number of skipped files by reason."""
     scan = run_directory.scan()
     collected = (ranks or Ranks()).poll(scan)
     families = [_with_samples(family) for family in collected]
@@ -202,30 +202,30 @@ def scrape(run_directory: RunDirectory, parse: bool, ranks: Ranks | None = None)
 
 
 def _with_samples(family: Metric) -> Metric:
-    """The same with its samples made once: a written family makes them of its text each time that it is asked."""
+    """Return the family with its samples made once: a written family parses its text at each access."""
     made = Metric(family.name, family.documentation, family.type)
     made.samples = family.samples
     return made
 
 
 @contextmanager
-def living(paths: Sequence[Path]) -> Iterator[None]:
-    """A process that holds the lock of these files, as the ranks would whose records they are."""
+def locked(paths: Sequence[Path]) -> Iterator[None]:
+    """Hold the lock of these files in another process, as their ranks would."""
     command = [sys.executable, "-c", HOLDER, *map(str, paths)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
-        yield  # then its input is closed, and it ends
+        yield  # its input is closed at the end of the block, which ends it
 
 
 def run(directory: Path, seed: int, first: int, files: int, parsed_every: int = PARSED_EVERY) -> Counter[str]:
-    """Fuzz files `first` … `first + files`; what became of them. Raises FuzzError that names the file."""
+    """Fuzz files `first` … `first + files`. Return the outcomes. Raises FuzzError that names the file."""
     paths = [directory / f"{number}.rank" for number in range(BATCH)]
     for number, path in enumerate(paths):
         path.touch()
         os.chown(path, OWNERS[number % len(OWNERS)], -1)
     run_directory, ranks = RunDirectory([directory], clock=lambda: NOW), Ranks()
     outcome: Counter[str] = Counter()
-    with living(paths[::2]):
+    with locked(paths[::2]):
         for batch, start in enumerate(range(first, first + files, BATCH)):
             numbers = range(start, min(start + BATCH, first + files))
             for path, number in zip_longest(paths, numbers):
@@ -233,14 +233,14 @@ def run(directory: Path, seed: int, first: int, files: int, parsed_every: int = 
             try:
                 shown, skipped = scrape(run_directory, batch % parsed_every == 0, ranks)
             except Exception as error:
-                raise FuzzError(f"seed {seed}, {_culprit(paths, seed, numbers)}: {error!r}") from error
+                raise FuzzError(f"seed {seed}, {_failing_file(paths, seed, numbers)}: {error!r}") from error
             skipped["truncated"] -= BATCH - len(numbers)
             outcome += skipped + Counter(shown=shown)
     return outcome
 
 
-def _culprit(paths: Sequence[Path], seed: int, numbers: range) -> str:
-    """Which file of the batch it is: each is tried alone."""
+def _failing_file(paths: Sequence[Path], seed: int, numbers: range) -> str:
+    """Return which file of the batch fails, by trying each alone."""
     for path in paths:
         path.write_bytes(b"")
     for path, number in zip(paths, numbers, strict=False):
@@ -254,7 +254,7 @@ def _culprit(paths: Sequence[Path], seed: int, numbers: range) -> str:
 
 
 def main() -> None:
-    logging.disable()  # a line for each file would drown the report
+    logging.disable()  # one line a file would hide the report
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         fuzzing.main(__doc__, "files", partial(run, Path(directory)), "fuzz_rank_files", BOUND)
 

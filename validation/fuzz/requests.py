@@ -2,13 +2,13 @@
 
     python -m validation.fuzz.requests --requests 100000 --save
 
-Requests of a Prometheus, a browser and an operator's script are damaged at random: bits, methods, paths, headers,
-lengths, chunks, line ends, several in a row; some come in pieces, some break off. The server is the real one, with a
-password, on a port of the loopback interface. After each batch a good scrape has to be answered, the log must have no
-error, and no answer the status 500. Request N depends on the seed and N alone: `--first N --requests 1` repeats a
+Requests of a Prometheus, a browser and an operator's script are mutated at random: bits, methods, paths, headers,
+lengths, chunks, line ends, several in a row; some are sent in pieces, some end early. The server is the real one, with
+a password, on a port of the loopback interface. After each batch a valid scrape must be answered, the log must have no
+error, and no answer the status 500. Request N depends only on the seed and N: `--first N --requests 1` repeats a
 failure.
 
-With `--save` a next call continues where the last one ended.
+With `--save` the next call continues where the last one ended.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigFile
 
-BOUND = "no traceback, no status 500, and a good scrape after each batch"
-BATCH = 50  # at once: below what the server lets in, so that none gives way to another
-UNANSWERED = 0.02  # seconds after which a request is taken for one that waits for more, and its client leaves
+BOUND = "no traceback, no status 500, and a valid scrape after each batch"
+BATCH = 50  # at once: below the server's limit, so that none closes another
+UNANSWERED = 0.02  # seconds after which the client gives up on a request that waits for more
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 PASSWORD = b"Basic " + base64.b64encode(b"fuzz:right")
 OPENMETRICS = b"application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.5"
@@ -119,13 +119,11 @@ BODIES = (
 
 
 def damaged(seed: int, number: int) -> list[bytes]:
-    """The parts in which request `number` is sent: a good one with up to four injuries, or several."""
+    """Return the parts in which request `number` is sent: a valid one with up to four mutations, or several."""
     choose = random.Random(f"{seed}/{number}")
     data = b"".join(_request(choose) for _ in range(choose.choice((1, 1, 1, 1, 1, 2, 3, 12))))
-    for injure in choose.choices(
-        (_bits, _line_ends, _cut, _twice, _noise, _whole), k=choose.choice((0, 0, 0, 1, 1, 2, 3))
-    ):
-        data = injure(choose, data)
+    for mutate in choose.choices(MUTATIONS, k=choose.choice((0, 0, 0, 1, 1, 2, 3))):
+        data = mutate(choose, data)
     cuts = sorted(choose.randrange(len(data) + 1) for _ in range(choose.choice((0, 0, 0, 1, 3))))
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True) if end > start]
 
@@ -133,7 +131,7 @@ def damaged(seed: int, number: int) -> list[bytes]:
 def _request(choose: random.Random) -> bytes:
     method, path, version = b"GET", choose.choice(PATHS[:7]), b"HTTP/1.1"
     headers = [(b"Host", b"node:10417"), (b"Accept", OPENMETRICS), (b"Accept-Encoding", b"gzip")]
-    if choose.random() < 0.7:  # else the password is asked for
+    if choose.random() < 0.7:  # otherwise the password is missing
         headers.append((b"Authorization", PASSWORD))
     body = b""
     for _ in range(choose.randint(0, 3)):
@@ -180,25 +178,25 @@ def _whole(choose: random.Random, data: bytes) -> bytes:
     )
 
 
-INJURIES = (_bits, _line_ends, _cut, _twice, _noise, _whole)
+MUTATIONS = (_bits, _line_ends, _cut, _twice, _noise, _whole)
 
 
-class Heard(logging.Handler):
-    """What the log says that no client may make it say."""
+class ErrorLog(logging.Handler):
+    """The log messages from ERROR on, which no client may cause."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it, with its exception."""
+        """Keep the message with its exception."""
         error = repr(record.exc_info[1]) if record.exc_info else ""
         self.lines.append(f"{record.getMessage().strip()} {error}")
 
 
 @contextmanager
-def server(directory: Path) -> Iterator[tuple[int, Heard]]:
-    """The exporter's server, with a password that costs as little as bcrypt lets it."""
+def server(directory: Path) -> Iterator[tuple[int, ErrorLog]]:
+    """Run the exporter's server, with the cheapest password hash that bcrypt allows."""
     config = directory / "web.yml"
     config.write_text(
         yaml.safe_dump({"basic_auth_users": {"fuzz": bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()}})
@@ -208,22 +206,22 @@ def server(directory: Path) -> Iterator[tuple[int, Heard]]:
     ranks: Any = SimpleNamespace(name="ranks", help="", collect=lambda: Ranks().poll(run_directory.scan()))
     app = create_app(Scrape([ranks]), gpus, has_lifecycle=True)
     running = uvicorn.Server(server_configuration(app, WebConfigFile(config)))
-    heard = Heard()
-    logging.getLogger().addHandler(heard)
+    errors = ErrorLog()
+    logging.getLogger().addHandler(errors)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield port, heard
+            yield port, errors
         finally:
             running.should_exit = True
             thread.join()
-            logging.getLogger().removeHandler(heard)
+            logging.getLogger().removeHandler(errors)
 
 
 async def send(port: int, parts: list[bytes]) -> list[int]:
-    """The statuses that this connection is answered with, until the server closes it or waits for more."""
+    """Return the statuses of the answers on this connection, until the server closes it or waits for more."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = b""
     try:
@@ -242,50 +240,50 @@ async def send(port: int, parts: list[bytes]) -> list[int]:
 
 
 async def good(port: int) -> None:
-    """A scrape as Prometheus makes it. Raises FuzzError."""
+    """Scrape as Prometheus does. Raises FuzzError."""
     lines = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: %s\r\n\r\n" % PASSWORD
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(lines)
     try:
         answer = await asyncio.wait_for(reader.read(), 30)
     except (ConnectionError, asyncio.TimeoutError) as error:
-        raise FuzzError(f"a good scrape afterwards: {error!r}") from error
+        raise FuzzError(f"the valid scrape afterwards: {error!r}") from error
     finally:
         writer.close()
     if not (answer.startswith(b"HTTP/1.1 200") and b'collector_success{collector="ranks"} 1.0' in answer):
-        raise FuzzError(f"a good scrape afterwards: {answer[:200]!r}")
+        raise FuzzError(f"the valid scrape afterwards: {answer[:200]!r}")
 
 
-async def batch(port: int, heard: Heard, seed: int, numbers: range) -> Counter[str]:
-    """These requests at once, and a good scrape. Raises FuzzError."""
+async def batch(port: int, errors: ErrorLog, seed: int, numbers: range) -> Counter[str]:
+    """Send these requests at once, then a valid scrape. Raises FuzzError."""
     answers = await asyncio.gather(*(send(port, damaged(seed, number)) for number in numbers))
     await good(port)
-    if heard.lines:
-        raise FuzzError(heard.lines[0])
+    if errors.lines:
+        raise FuzzError(errors.lines[0])
     statuses = Counter(str(status) for answer in answers for status in answer)
     if statuses["500"]:
         raise FuzzError("an answer with the status 500")
     return statuses + Counter({"without an answer": sum(not answer for answer in answers)})
 
 
-async def fuzz(port: int, heard: Heard, seed: int, first: int, requests: int) -> Counter[str]:
-    """Requests `first` … `first + requests`; what they were answered with. Raises FuzzError that names the request."""
+async def fuzz(port: int, errors: ErrorLog, seed: int, first: int, requests: int) -> Counter[str]:
+    """Send requests `first` … `first + requests`. Return the outcomes. Raises FuzzError that names the request."""
     outcome: Counter[str] = Counter()
     for start in range(first, first + requests, BATCH):
         numbers = range(start, min(start + BATCH, first + requests))
         try:
-            outcome += await batch(port, heard, seed, numbers)
+            outcome += await batch(port, errors, seed, numbers)
         except FuzzError as error:
-            raise FuzzError(f"seed {seed}, {await _culprit(port, heard, seed, numbers)}: {error}") from error
+            raise FuzzError(f"seed {seed}, {await _failing_request(port, errors, seed, numbers)}: {error}") from error
     return outcome
 
 
-async def _culprit(port: int, heard: Heard, seed: int, numbers: range) -> str:
-    """Which request of the batch it is: each is tried alone."""
+async def _failing_request(port: int, errors: ErrorLog, seed: int, numbers: range) -> str:
+    """Return which request of the batch fails, by trying each alone."""
     for number in numbers:
-        heard.lines.clear()
+        errors.lines.clear()
         try:
-            await batch(port, heard, seed, range(number, number + 1))
+            await batch(port, errors, seed, range(number, number + 1))
         except FuzzError:
             return f"request {number}"
     return f"requests {numbers.start} to {numbers.stop - 1} together"
@@ -293,10 +291,10 @@ async def _culprit(port: int, heard: Heard, seed: int, numbers: range) -> str:
 
 def run(directory: Path, seed: int, first: int, requests: int) -> Counter[str]:
     """Fuzz a server of its own. Raises FuzzError."""
-    with server(directory) as (port, heard):
-        outcome = asyncio.run(fuzz(port, heard, seed, first, requests))
-    if heard.lines:
-        raise FuzzError(f"seed {seed}, requests {first} to {first + requests - 1}: {heard.lines[0]}")
+    with server(directory) as (port, errors):
+        outcome = asyncio.run(fuzz(port, errors, seed, first, requests))
+    if errors.lines:
+        raise FuzzError(f"seed {seed}, requests {first} to {first + requests - 1}: {errors.lines[0]}")
     return outcome
 
 

@@ -1,12 +1,12 @@
-"""Inject faults and decoys into a real training job with simulated GPUs, and score the notifications. `make gauntlet`
+"""Inject faults and decoys into a real training job with simulated GPUs, and score the notifications (`make gauntlet`).
 
     make gauntlet                                            five seeds on each kind of device (6 hours)
     make gauntlet GAUNTLET="--seeds 1 --only f03 drift"      some cases
     make gauntlet GAUNTLET="--doses 1.4 1.15 2"              also steps 1.15 times and twice as long
-    python -m validation.gauntlet --device asynchronous      cases about ranks, where the host runs ahead as with CUDA
+    python -m validation.gauntlet --device asynchronous      cases about ranks; the host runs ahead, as with CUDA
     RANKS=2 python -m validation.gauntlet                    a job of two ranks
-    python -m validation.gauntlet --table                    what the ledger has so far; runs nothing
-    python -m validation.gauntlet --record --only f03        records a run for the rules' tests; not in the ledger
+    python -m validation.gauntlet --table                    print the ledger; run nothing
+    python -m validation.gauntlet --record --only f03        record a run for the rules' tests; not in the ledger
 
 A seed draws the order of the cases, the rank or GPU, and when the fault begins. The ledger has a line of JSON for each
 run; an interrupted gauntlet adds the missing runs. Thresholds may be tuned with the seeds 1 to 5. Seeds from 101 on are
@@ -48,26 +48,24 @@ BOUND = "each fault notified with the right place and cause, no false alarm"
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = report.parser(__doc__, prog="make gauntlet", save=report.Directories())
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument(
-        "--doses", type=float, nargs="+", default=[LOUD], help="steps so many times as long (%(default)s)"
-    )
-    parser.add_argument("--only", nargs="+", metavar="CASE", default=[], help="cases whose name begins so")
-    parser.add_argument("--no-pairs", dest="pairs", action="store_false", help="no two faults at once")
+    parser.add_argument("--doses", type=float, nargs="+", default=[LOUD], help="factors of the step time (%(default)s)")
+    parser.add_argument("--only", nargs="+", metavar="CASE", default=[], help="cases whose name starts with this")
+    parser.add_argument("--no-pairs", dest="pairs", action="store_false", help="without two faults at once")
     parser.add_argument("--device", choices=DEVICES, default=GLOO)
     parser.add_argument("--record", action="store_true", help="each case once, with its series for tests/rules")
-    parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
+    parser.add_argument("--table", action="store_true", help="print the ledger, run nothing")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is not in the ledger yet; 2 if a case is unknown or training does not work."""
+    """Run cases that are not in the ledger yet. Return 2 if a case is unknown or training does not work."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers and the job are stopped then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers and the job, too
     ledger = options.save.ledger(NAMES[options.device])
     runs = schedule(options.seeds, options.doses, options.pairs, options.device)
     planned = [run for run in runs if _is_wanted(run, options.only)]
     if not planned:
-        sys.stderr.write(f"gauntlet: --only: no case begins with {' or '.join(options.only)}\n")
+        sys.stderr.write(f"gauntlet: --only: no case starts with {' or '.join(options.only)}\n")
         return 2
     try:
         if options.record:
@@ -114,28 +112,28 @@ def _record_all(runs: Sequence[Run], device: str) -> None:
 
 
 def page(ledger: Ledger, device: str) -> report.Report:
-    """Return the report of what the ledger has."""
+    """Return the report of the ledger."""
     return report.Report(
         NAMES[device], TITLES[device], ABOUT[device], BOUND, body(ledger.lines), len(ledger.lines), ["torch"]
     )
 
 
 def _result(line: dict[str, object]) -> str:
-    told = [f"{v['labels']['alertname']} {v['seconds']} s" if v["fired"] else "NOT TOLD" for v in line["verdicts"]]  # type: ignore[attr-defined]  # JSON
+    fired = [f"{v['labels']['alertname']} {v['seconds']} s" if v["fired"] else "MISSED" for v in line["verdicts"]]  # type: ignore[attr-defined]  # JSON
     wrong = [word for word in ("place", "cause") for v in line["verdicts"] if v["fired"] and not v[f"{word}_right"]]  # type: ignore[attr-defined]  # JSON
-    strange = [labels["alertname"] for labels in line["false_alarms"]]  # type: ignore[attr-defined]  # JSON
+    false = [labels["alertname"] for labels in line["false_alarms"]]  # type: ignore[attr-defined]  # JSON
     wrong += [f"answer {one['query']} of {one['alert']}'s runbook" for one in line["runbook"] if not one["right"]]  # type: ignore[attr-defined]  # JSON
     wrong += [f"evaluation of {name}: {error}" for name, error in line["rule_errors"].items()]  # type: ignore[attr-defined]  # JSON
-    parts = [*told, *(f"WRONG {word}" for word in wrong), *(f"FALSE {name}" for name in strange)]
+    parts = [*fired, *(f"WRONG {word}" for word in wrong), *(f"FALSE {name}" for name in false)]
     return ", ".join(parts) or "silence"
 
 
-def _is_wanted(run: Run, beginnings: Sequence[str]) -> bool:
-    return not beginnings or any("+".join(run.names).startswith(beginning) for beginning in beginnings)
+def _is_wanted(run: Run, prefixes: Sequence[str]) -> bool:
+    return not prefixes or any("+".join(run.names).startswith(prefix) for prefix in prefixes)
 
 
 def say(text: str) -> None:
-    """A line for whoever watches, at once."""
+    """Print a line with the time, unbuffered."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 

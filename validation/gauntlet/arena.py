@@ -1,6 +1,6 @@
-"""Where faults happen: one training job after another on a node of six simulated GPUs, and the stack that watches.
+"""The place of faults: one training job after another on a node of six simulated GPUs, and the stack that monitors it.
 
-A fault does what it does through the methods here. The arena knows of no fault, and what watches knows of no arena.
+A fault uses only the methods here. The arena knows no fault, and the stack does not know the arena.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from testing.stack import Stack, wait_for
 from rankscope.record import layout
 
 THRESHOLDS = Path(__file__).with_name("thresholds.json")
-"""Of the exporter's findings, where a run has a minute."""
+"""Limits of the exporter's findings for runs of a minute."""
 GPUS = RANKS + 2  # two that belong to no rank
 RUN = "train"
-QUIET_FOR = 8.0  # seconds without an alert, pending or firing: the rules' window, and some
+QUIET_FOR = 8.0  # seconds without an alert, pending or firing: longer than the rules' window
 QUIET_WITHIN = 75.0  # an XID stays for 30 s
 READY = f"count(rankscope_rank_up == 1) == {RANKS} and count(rate(rankscope_rank_steps_total[4s]) > 2) == {RANKS}"
 
@@ -35,14 +35,14 @@ SomeArena = TypeVar("SomeArena", bound="Arena")
 
 
 class Arena:
-    """One node: its job starts when the context is entered, and ends with it. Nothing outside is touched.
+    """One node. Its job starts and ends with the context. Nothing outside is changed.
 
-    Its exporter belongs to whichever stack watches the node.
+    Its exporter is started by the stack that monitors the node.
     """
 
     stack: Stack
     job: TrainingJob
-    """The one that runs now, or the last that did."""
+    """The job that runs now, or the last one."""
 
     def __init__(
         self,
@@ -55,9 +55,10 @@ class Arena:
         thresholds: Path | None = THRESHOLDS,
         **healthy: Any,
     ) -> None:
-        """`directory` is for logs and databases; `memory`, on tmpfs, for records and what ranks and GPUs are told.
+        """Prepare the node. `memory` is a tmpfs directory for records and for control files of ranks and GPUs.
 
-        `exporter` is the module that runs one, `healthy` how ranks without a fault behave where that is not as usual.
+        `directory` is for logs and databases, `exporter` is the module and arguments that run one, and `healthy` is
+        how a healthy rank differs from the default behavior.
         """
         self.run = run
         self._memory, self._device, self._machine, self._healthy = memory, device, machine, healthy
@@ -67,8 +68,8 @@ class Arena:
         for made in (self._run_dir, self._claims, self._changes, self._holders):
             made.mkdir(parents=True, exist_ok=True)
         scenario = directory / "scenario.yml"
-        told_by = {"processes_dir": str(self._holders), "changes_dir": str(self._changes)}
-        gpus = {"gpus": GPUS, "machine": machine, "model": {"nvlinks": 18}, "follow_ranks": True, **told_by}
+        control = {"processes_dir": str(self._holders), "changes_dir": str(self._changes)}
+        gpus = {"gpus": GPUS, "machine": machine, "model": {"nvlinks": 18}, "follow_ranks": True, **control}
         scenario.write_text(yaml.safe_dump(gpus))
         flags = [f"--collector.allocation.slurm-dir={self._claims}"]
         flags += [f"--collector.findings.thresholds={thresholds}"] if thresholds else []
@@ -76,7 +77,7 @@ class Arena:
         self._jobs = 0
         self._children: list[subprocess.Popen[bytes]] = []
         self.onset = 0.0
-        """When the first thing since `heal` began to go wrong, in unix time; 0 while nothing does."""
+        """The unix time at which the first fault since `heal` began; 0 without one."""
 
     def __enter__(self: SomeArena) -> SomeArena:
         with ExitStack() as started:
@@ -87,75 +88,74 @@ class Arena:
     def __exit__(self, *_: object) -> None:
         self._started.close()
 
-    # What a fault may do.
+    # For faults.
 
     def change_ranks(
-        self, everybody: dict[str, Any] | None = None, ranks: dict[int, dict[str, Any]] | None = None
+        self, common: dict[str, Any] | None = None, ranks: dict[int, dict[str, Any]] | None = None
     ) -> None:
         """Change the behavior (testing/job/control.py) of all ranks, or of some. Raises JobError."""
-        self._began(self.job.change(everybody, ranks))
+        self._mark_onset(self.job.change(common, ranks))
 
     def change_gpu(self, gpu: int, **state: Any) -> None:
-        """A simulated GPU does this (simulation/changes.py) from now on."""
+        """Change the state of a simulated GPU (simulation/changes.py)."""
         path = self._changes / f"{gpu}.yml"
         path.with_suffix(".draft").write_text(yaml.safe_dump(state))
         path.with_suffix(".draft").rename(path)
-        self._began(time.time())
+        self._mark_onset(time.time())
 
     def hold_memory(self, gpu: int, memory: str) -> None:
-        """A process that is no rank holds so much memory of a GPU (such as "20 GiB")."""
+        """Start a process that is no rank and holds memory of a GPU, such as "20 GiB"."""
         command = ["-m", "rankscope_exporter.simulation.hold", f"--dir={self._holders}"]
         self._spawn(*command, f"--gpu={gpu}", f"--memory={memory}")
 
     def crowd(self, rank: int, hogs: int) -> None:
-        """A rank has to share one processor with so many busy processes."""
-        processor = {max(os.sched_getaffinity(0))}
-        self.job.pin(rank, processor)
+        """Pin a rank to one CPU, and start `hogs` busy processes on it."""
+        cpu = {max(os.sched_getaffinity(0))}
+        self.job.pin(rank, cpu)
         for _ in range(hogs):
-            self._spawn("-c", f"import os; os.sched_setaffinity(0, {processor})\nwhile True: pass")
+            self._spawn("-c", f"import os; os.sched_setaffinity(0, {cpu})\nwhile True: pass")
 
-    def start_job(self, **everybody: Any) -> None:
-        """A new job in the place of the one that there was, under its name, as when a job is queued again."""
+    def start_job(self, **behavior: Any) -> None:
+        """Start a new job under the same name instead of the current one, as a scheduler requeues a job."""
         if self._jobs:
             self.job.terminate()
         self._jobs += 1
         self.job = TrainingJob(self._memory / f"job-{self._jobs}", self.run, self._run_dir, self._device, self._machine)
-        self.job.start(**{**self._healthy, **everybody})
+        self.job.start(**{**self._healthy, **behavior})
 
     def claim(self, gpu: int) -> None:
-        """A scheduler gives a GPU to somebody's job."""
+        """Allocate a GPU to a job of another user, as a scheduler does."""
         (self._claims / str(gpu)).write_text("4711 alice notebook\n")
-        self._began(time.time())
+        self._mark_onset(time.time())
 
     def stop_exporter(self) -> None:
-        """Nobody watches the node any more."""
         self.exporter.stop()
-        self._began(time.time())
+        self._mark_onset(time.time())
 
-    def publish_of_another_version(self) -> None:
-        """A record with the header of another version is among those of the ranks."""
+    def publish_other_version(self) -> None:
+        """Add a record with the header of another version to the run directory."""
         header = layout.HEADER.pack(layout.MAGIC, layout.VERSION + 1, layout.SIZE, layout.LAYOUT)
         self._newer.write_bytes(header.ljust(layout.SIZE, b"\0"))
-        self._began(time.time())
+        self._mark_onset(time.time())
 
     def wait_for_ranks(self) -> None:
-        """Until all ranks of the job have a record, though none may have made a step yet. Raises JobError."""
+        """Wait until all ranks have a record, perhaps without a step. Raises JobError."""
         began = f'rankscope_rank_start_timestamp_seconds{{run="{self.run}"}} > {self.job.started}'
         if not wait_for(lambda: len(self.stack.prometheus.query(began)) == RANKS, STARTS_WITHIN):
             raise JobError(f"no records of {RANKS} ranks")
 
     def begin(self) -> None:
-        """Something begins to go wrong now, by other means than the above."""
-        self._began(time.time())
+        """Mark the onset of a fault that uses none of these methods."""
+        self._mark_onset(time.time())
 
     def kill(self, rank: int) -> None:
-        """SIGKILL to a rank; torchrun ends the job."""
-        self._began(self.job.kill(rank))
+        """Send SIGKILL to a rank; torchrun ends the job."""
+        self._mark_onset(self.job.kill(rank))
 
-    # What the runner does.
+    # For the runner.
 
     def heal(self) -> float:
-        """Undo everything, with a new job if this one is gone; returns when all was well again. Raises JobError."""
+        """Undo everything, with a new job if this one has ended. Return when all was healthy again. Raises JobError."""
         self._stop_children()
         for path in (*self._changes.glob("*.yml"), *self._claims.iterdir()):
             path.unlink()
@@ -168,7 +168,7 @@ class Arena:
             healed = time.time()
         else:
             healed = self.job.heal(**self._healthy)
-            self._free_processors()
+            self._unpin_ranks()
         self.onset = 0.0
         return healed
 
@@ -177,14 +177,14 @@ class Arena:
         self.start_job()
         self.job.wait_until_training()
 
-    def _began(self, when: float) -> None:
+    def _mark_onset(self, when: float) -> None:
         self.onset = self.onset or when
 
     def _spawn(self, *arguments: str) -> None:
-        # In a session of its own, as torchrun's ranks are: where the kernel shares processors out among sessions
-        # (sched_autogroup_enabled) all of ours together would take no more than one rank.
+        # A session of its own, as torchrun's ranks have: with sched_autogroup_enabled, the kernel divides CPUs among
+        # sessions, and all of these processes together would get no more than one rank.
         self._children.append(subprocess.Popen([sys.executable, *arguments], start_new_session=True))
-        self._began(time.time())
+        self._mark_onset(time.time())
 
     def _stop_children(self) -> None:
         for child in self._children:
@@ -192,7 +192,7 @@ class Arena:
             child.wait()
         self._children.clear()
 
-    def _free_processors(self) -> None:
+    def _unpin_ranks(self) -> None:
         for rank in range(RANKS):
             self.job.pin(rank, os.sched_getaffinity(0))
 
@@ -202,18 +202,18 @@ class Arena:
 
 
 class LoneArena(Arena):
-    """One that has a stack of its own, at the fast speed."""
+    """An arena with its own stack, at the fast speed."""
 
     def __init__(self, directory: Path, memory: Path, device: str = GLOO) -> None:
         super().__init__(directory, memory, device)
         self.stack = Stack(directory, [self.exporter])
 
     def become_quiet(self) -> bool:
-        """Wait until all ranks train without an alert for a while; return whether they do."""
+        """Wait until all ranks train without an alert for a while. Return whether they do."""
         return become_quiet(self.stack.prometheus, READY, QUIET_FOR, QUIET_WITHIN)
 
     def step_seconds(self) -> float | None:
-        """The mean step of the last five seconds; None while there is none."""
+        """Return the mean step time of the last five seconds; None without steps."""
         steps = self.stack.prometheus.query("1 / max(rate(rankscope_rank_steps_total[5s]) > 0)")
         return float(steps[0]["value"][1]) if steps else None
 
@@ -224,7 +224,7 @@ class LoneArena(Arena):
 
 
 def become_quiet(prometheus: Prometheus, ready: str, seconds: float, within: float) -> bool:
-    """Wait until for some seconds a query had a result and no alert was pending or firing; return whether it came."""
+    """Wait until a query has had a result, without an alert, for some seconds. Return whether that happened."""
     deadline, since = time.monotonic() + within, time.monotonic()
     while time.monotonic() < deadline:
         if prometheus.query("ALERTS") or not prometheus.query(ready):

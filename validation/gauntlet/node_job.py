@@ -1,4 +1,4 @@
-"""The gauntlet's training job with each rank on a node of its own: another name, another run directory, no GPU."""
+"""The gauntlet's training job with each rank on its own node: another name, another run directory, no GPU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def node(rank: int | str) -> str:
-    """The name of a rank's node."""
+    """Return the name of a rank's node."""
     return f"node-{rank}"
 
 
 def main() -> None:
-    """The job, which asks for all of that only when its training begins."""
+    """Run the job on its own node."""
     own = node(os.environ["RANK"])
     os.environ["RANKSCOPE_RUN_DIR"] = str(Path(os.environ["RANKSCOPE_RUN_DIR"], own))
     del os.environ["CUDA_VISIBLE_DEVICES"]

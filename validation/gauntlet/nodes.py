@@ -1,12 +1,11 @@
-"""Tell a slow rank, a rotating straggler and a slow network apart on eight nodes of one rank each. `make nodes`
+"""Distinguish a slow rank, a rotating straggler and a slow network on eight nodes of one rank each (`make nodes`).
 
     python -m validation.gauntlet.nodes --device asynchronous --rounds 1 --save
 
-The exporter of each node sees one rank, and cannot align its steps with others. A slow rank, ranks that are slow in
-turn and a slow network make the others wait alike; one Prometheus tells them apart by the reference step that every
-rank publishes. The job (torchrun, loader workers, collectives), eight exporters, Prometheus, Alertmanager and the
-receiver are real, at the fast speed; the nodes are run directories and names. Seconds are from the onset to the
-receiver.
+The exporter of each node sees one rank, and cannot align its steps with others. In all three cases the other ranks wait
+equally long; one Prometheus distinguishes them by the reference step that every rank publishes. The job (torchrun,
+loader workers, collectives), eight exporters, Prometheus, Alertmanager and the receiver are real, at the fast speed;
+the nodes are run directories and names. Seconds are from the onset to the receiver.
 """
 
 from __future__ import annotations
@@ -25,23 +24,24 @@ from testing import report, servers
 from testing.job.device import DEVICES
 from testing.job.launch import TrainingJob
 from testing.stack import Stack, wait_for
+from testing.webhook import Notification
 from validation.gauntlet.arena import become_quiet
 from validation.gauntlet.node_job import node
 
 NODES = 8
 RUN = "train"
-# Longer steps than the gauntlet's, as twice as many ranks share the processors.
+# Longer steps than the gauntlet's, because twice as many ranks share the CPUs.
 STEP = {"forward": 60.0, "backward": 120.0}
 EXTRA = 90.0  # milliseconds, half of a step
-TOLD_WITHIN, STARTS_WITHIN, QUIET_FOR, QUIET_WITHIN = 60.0, 180.0, 10.0, 90.0
+NOTIFIED_WITHIN, STARTS_WITHIN, QUIET_FOR, QUIET_WITHIN = 60.0, 180.0, 10.0, 90.0
 REFERENCE_INTERVAL = 2  # seconds: twice the scrape interval
 READY = f"count(rate(rankscope_rank_steps_total[4s]) > 1) == {NODES}"
 
 
 class Fault(NamedTuple):
-    """What one or all ranks do from now on, and the notification that is right."""
+    """The changed behavior of all ranks or of one, and the notification that is right."""
 
-    everybody: dict[str, float]
+    common: dict[str, float]
     one: dict[str, float]
     alert: str
     cause: str
@@ -55,7 +55,7 @@ FAULTS = {
 
 
 class NodesJob(TrainingJob):
-    """The job of eight ranks on as many nodes."""
+    """The job of eight ranks on eight nodes."""
 
     ranks = NODES
     script = "validation.gauntlet.node_job"
@@ -63,7 +63,7 @@ class NodesJob(TrainingJob):
 
 @contextmanager
 def arena(device: str) -> Iterator[tuple[Stack, NodesJob]]:
-    """The job, trained for a while, and all that watches it."""
+    """Yield the stack and the job, once all ranks train."""
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-nodes-") as name,
         tempfile.TemporaryDirectory(prefix="rankscope-nodes-", dir="/dev/shm") as memory,
@@ -85,18 +85,18 @@ def arena(device: str) -> Iterator[tuple[Stack, NodesJob]]:
 
 
 def inject(stack: Stack, job: NodesJob, name: str, rank: int) -> dict[str, Any]:
-    """One fault: what was told of it, and by which clock; then it is healed."""
+    """Inject a fault, heal it, and return its notifications and the clock that measured it."""
     fault = FAULTS[name]
     first = len(stack.webhook.notifications)
-    onset = job.change({**STEP, **fault.everybody}, {rank: fault.one} if fault.one else {})
+    onset = job.change({**STEP, **fault.common}, {rank: fault.one} if fault.one else {})
 
-    def told() -> list[dict[str, str]]:
-        return [n.labels for n in stack.webhook.notifications[first:] if n.is_firing]
+    def firing() -> list[Notification]:
+        return [notification for notification in stack.webhook.notifications[first:] if notification.is_firing]
 
-    wait_for(lambda: any(labels["alertname"] == fault.alert for labels in told()), TOLD_WITHIN)
-    received = [n.received for n in stack.webhook.notifications[first:] if n.is_firing and n.name == fault.alert]
+    wait_for(lambda: any(notification.name == fault.alert for notification in firing()), NOTIFIED_WITHIN)
+    received = [notification.received for notification in firing() if notification.name == fault.alert]
     time.sleep(5)
-    found = told()
+    found = [notification.labels for notification in firing()]
     clock = stack.prometheus.query(f'group:rankscope_clock:info{{run="{RUN}"}}')
     rows = [labels for labels in found if labels["alertname"] == fault.alert]
     is_right = (
@@ -110,13 +110,13 @@ def inject(stack: Stack, job: NodesJob, name: str, rank: int) -> dict[str, Any]:
         "rank": rank if fault.one else None,
         "clock": clock[0]["metric"]["clock"] if clock else None,
         "seconds": round(received[0] - onset, 1) if received else None,
-        "told": found,
+        "notified": found,
         "is_right": is_right,
     }
 
 
 def run(device: str, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Every fault in every round, in an order and of ranks that the seed gives."""
+    """Yield the result of every fault in every round; the seed gives the order and the ranks."""
     chance = random.Random(seed)
     with arena(device) as (stack, job):
         for _ in range(rounds):
@@ -127,15 +127,14 @@ def run(device: str, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Return a row for each fault."""
     return report.table(("device", "clock", "fault", "notified", "seconds", "right"), map(_row, results))
 
 
 def _row(result: dict[str, Any]) -> tuple[object, ...]:
     what = result["fault"] + ("" if result["rank"] is None else f", rank {result['rank']}")
-    told = "; ".join(map(_in_words, result["told"])) or "nothing"
+    alerts = "; ".join(map(_in_words, result["notified"])) or "nothing"
     is_right = report.yes_or_no(result["is_right"])
-    return result["device"], result["clock"], what, told, result["seconds"], is_right
+    return result["device"], result["clock"], what, alerts, result["seconds"], is_right
 
 
 def _in_words(labels: dict[str, str]) -> str:
@@ -144,10 +143,10 @@ def _in_words(labels: dict[str, str]) -> str:
 
 
 def main() -> int:
-    """Inject all faults and publish; return 1 if a notification is not right."""
+    """Inject all faults and publish. Return 1 if a notification is not right."""
     parser = report.parser(__doc__, prog="make nodes")
     parser.add_argument("--device", choices=DEVICES, nargs="+", default=list(DEVICES))
-    parser.add_argument("--rounds", type=int, default=3, help="of all three faults (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of all three faults (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     results = []

@@ -1,4 +1,4 @@
-"""Asks Prometheus what a run has left there: the series that the rules ask for, for their tests at production speed."""
+"""Record from Prometheus the series of a run that the rules read, for the rules' tests at production speed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from validation.gauntlet.schedule import Run
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/15s.yml"
 SELECTOR = re.compile(r"(?<![\w:])rankscope_\w+(?![\w:])(?:\{[^}]*\})?")
 SCRAPES = 'up{job="rankscope"}'
-OLD_NEWS = "rankscope_gpu_xid_last_timestamp_seconds"  # of an earlier run: at production speed it is still told
-OF_THE_MACHINE = ("rankscope_exporter_time_seconds", "rankscope_exporter_build_info")  # no replay has its clock
-HEALTHY = 14.0  # seconds before the fault; the runner waits so long without any alert
+XID_TIME = "rankscope_gpu_xid_last_timestamp_seconds"  # an earlier run's would alert at production speed
+HOST_METRICS = ("rankscope_exporter_time_seconds", "rankscope_exporter_build_info")  # a replay has another clock
+HEALTHY = 14.0  # seconds before the fault; the runner waits this long without an alert
 
 
 def record(prometheus: Prometheus, run: Run, line: Line) -> Recording:
-    """What a run left there, once the ledger's line says what was told of it."""
+    """Return the recording of a run, with the right labels from its line of the ledger."""
     since, until = line["injected"] - HEALTHY, line["ended"]
     moment = f"[{round(until - since)}s] @ {until}"
     scrapes = [when for when, _ in prometheus.query(SCRAPES + moment)[0]["values"]]
@@ -34,7 +34,7 @@ def record(prometheus: Prometheus, run: Run, line: Line) -> Recording:
 
 
 def is_right(line: Line) -> bool:
-    """Whether the job trained before, and all was told with its place and cause, and nothing else."""
+    """Return whether the job trained, each fault was notified with place and cause, and nothing else was notified."""
     verdicts, trained = line["verdicts"], line["step_seconds"][0] is not None
     return (
         trained
@@ -44,35 +44,34 @@ def is_right(line: Line) -> bool:
 
 
 def right_labels(run: Run, line: Line) -> dict[str, str]:
-    """Of what was told the labels that were judged: the name, and place and cause where the case has them."""
+    """Return the judged labels of the first notification: its name, and place and cause if the case has them."""
     if not line["verdicts"]:
         return {}
-    (case, target), told = run.cases[0], line["verdicts"][0]["labels"]
-    judged = ["alertname", *case.place(target), *(["cause"] if case.alerts[told["alertname"]] else [])]
-    return {name: told[name] for name in judged}
+    (case, target), labels = run.cases[0], line["verdicts"][0]["labels"]
+    judged = ["alertname", *case.place(target), *(["cause"] if case.alerts[labels["alertname"]] else [])]
+    return {name: labels[name] for name in judged}
 
 
 @cache
 def selectors() -> list[str]:
-    """All that the rules ask the exporter for. What only the texts of alerts ask for is not among it."""
+    """Return all selectors of exporter metrics in the rules' expressions, without those in the texts of alerts."""
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     found = {found for rule in group["rules"] for found in SELECTOR.findall(rule["expr"])}
-    return sorted(selector for selector in found if not selector.startswith(OF_THE_MACHINE))
+    return sorted(selector for selector in found if not selector.startswith(HOST_METRICS))
 
 
 @cache
 def words() -> frozenset[str]:
-    """All that occur in the rules."""
     return frozenset(re.findall(r"\w+", RULES.read_text()))
 
 
 def series_of(found: Iterable[Mapping[str, Any]], scrapes: Sequence[float]) -> Series:
-    """Prometheus's answer by series and place. A restarted rank goes on in the series of its predecessor."""
+    """Return Prometheus' answer by series and place. A restarted rank continues the series of its predecessor."""
     number = {when: n for n, when in enumerate(scrapes)}
     series: Series = defaultdict(lambda: defaultdict(lambda: [None] * len(scrapes)))
     for one in found:
         name, place = _name_and_place(one["metric"])
-        if name.startswith(OLD_NEWS) and float(one["values"][-1][1]) < scrapes[0]:
+        if name.startswith(XID_TIME) and float(one["values"][-1][1]) < scrapes[0]:
             continue
         for when, value in one["values"]:
             if when in number:
@@ -81,7 +80,7 @@ def series_of(found: Iterable[Mapping[str, Any]], scrapes: Sequence[float]) -> S
 
 
 def _name_and_place(metric: Mapping[str, str]) -> tuple[str, str]:
-    """Without what follows from the run, the place (a GPU's uuid from its index) or the versions of things."""
+    """Return series and place without labels that follow from the run, the place (a GPU's uuid) or versions."""
     name = metric["__name__"]
     place = next((label for label in ("gpu", "rank") if name.startswith(f"rankscope_{label}_")), "")
     dropped = {"__name__", "job", "instance", "run", "node", place, *(["uuid"] if place == "gpu" else [])}

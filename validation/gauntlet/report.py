@@ -16,12 +16,12 @@ from validation.gauntlet.case import LOUD
 ABOUT = {
     GLOO: f"""\
 Each fault and decoy is injected into a real training job of {RANKS} ranks (torchrun, gloo, loader workers, checkpoints)
-with simulated GPUs. Exporter, Prometheus, Alertmanager and the receiver are real, at the fast speed. The time of the
-device is slept in every case; the last column says what else is simulated. Seconds are from the onset to the receiver:
-median and maximum. `place` and `cause` are those of the first notification.""",
+with simulated GPUs. Exporter, Prometheus, Alertmanager and the receiver are real, at the fast speed. The ranks sleep
+instead of computing on a device; the last column says what else is simulated. Seconds are from the onset to the
+receiver: median and maximum. `place` and `cause` are those of the first notification.""",
     ASYNCHRONOUS: f"""\
 Each fault and decoy about ranks is injected into a real training job of {RANKS} ranks (torchrun, loader workers,
-checkpoints) on a device that is as asynchronous as CUDA's: the host issues work and collectives and waits only where it
+checkpoints) on a device that is as asynchronous as CUDA: the host issues work and collectives and waits only where it
 reads a value. The device (testing/asynchronous_device) and the GPUs are simulated; exporter, Prometheus, Alertmanager
 and the receiver are real, at the fast speed. The last column says what else is simulated. Seconds are from the onset to
 the receiver: median and maximum. `place` and `cause` are those of the first notification.""",
@@ -29,8 +29,8 @@ the receiver: median and maximum. `place` and `cause` are those of the first not
 RUNBOOKS = """\
 ## Runbooks
 
-Every query of an alert's runbook, asked while its fault lasted. It is right if it returns something (or may return
-nothing, as the page says), and names the place of the fault first if it is sorted."""
+Every query of an alert's runbook was run while its fault lasted. An answer is right if it is not empty (or may be
+empty, as the page says), and if a sorted one names the place of the fault first."""
 VERDICTS = ("notified", "place", "cause", "resolved", "seconds")
 COLUMNS = ("case", "what", "dose", "runs", *VERDICTS, "false alarms", "simulated")
 
@@ -63,7 +63,7 @@ def totals(lines: Sequence[Line]) -> str:
 
 
 def _runbooks(lines: Sequence[Line]) -> list[str]:
-    """Return the queries that were asked. In pairs none are asked, because each fault hides the other."""
+    """Return the queries that were run. None are run for pairs, because each fault hides the other."""
     asked = [one for line in lines if line["kind"] == "fault" for one in line.get("runbook", ())]
     rows = [
         (alert, number, len(ones), sum(one["right"] for one in ones))
@@ -79,7 +79,7 @@ def _row(name: str, dose: float, lines: Sequence[Line]) -> tuple[object, ...]:
 
 
 def _verdict_columns(lines: Sequence[Line]) -> tuple[object, ...]:
-    """Return the counts; of pairs both faults count."""
+    """Return the counts; both faults of a pair count."""
     verdicts = [verdict for line in lines for verdict in line["verdicts"]]
     counts = [sum(verdict[what] for verdict in verdicts) for what in ("fired", "place_right", "cause_right")]
     seconds = [verdict["seconds"] for verdict in verdicts if verdict["fired"]]

@@ -1,4 +1,4 @@
-"""Asks Prometheus what the runbook of an alert would have one ask, while the fault lasts."""
+"""Run the queries of an alert's runbook while the fault lasts."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ PLACEHOLDER = '"RUN"'
 
 
 class Query(NamedTuple):
-    """One of a runbook."""
-
     text: str
     may_be_empty: bool
-    """Where the page says that only some runs have it."""
+    """Whether the page says that only some runs have an answer."""
 
     @property
     def is_sorted(self) -> bool:
-        """The first line is who it is about, then."""
+        """Return whether the first line of the answer names the place of the fault."""
         return self.text.startswith("sort")
 
 
 def queries(alert: str) -> list[Query]:
-    """All of its runbook, in their order."""
+    """Return the queries of the alert's runbook, in their order."""
     return [Query(text.strip(), bool(empty)) for empty, text in BLOCK.findall((RUNBOOKS / f"{alert}.md").read_text())]
 
 
-def ask(url: str, run: str, told: Iterable[tuple[str, Mapping[str, str]]]) -> list[dict[str, Any]]:
-    """What the queries of each alert's runbook return at this moment. `told` has the place of the fault, too."""
+def ask(url: str, run: str, notified: Iterable[tuple[str, Mapping[str, str]]]) -> list[dict[str, Any]]:
+    """Return the current answers to the queries of each alert's runbook. `notified` has alerts and places of faults."""
     prometheus = Prometheus(url, None)
-    return [line for alert, place in told for line in _ask(prometheus, run, alert, place)]
+    return [line for alert, place in notified for line in _ask(prometheus, run, alert, place)]
 
 
 def _ask(prometheus: Prometheus, run: str, alert: str, place: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -44,7 +42,7 @@ def _ask(prometheus: Prometheus, run: str, alert: str, place: Mapping[str, str])
         try:
             found = prometheus.query(query.text.replace(PLACEHOLDER, f'"{run}"'))
         except PrometheusError as error:
-            yield {**asked, "right": False, "said": str(error)}
+            yield {**asked, "right": False, "error": str(error)}
             continue
         first = found[0].labels if found else {}
         shared = place.keys() & first.keys() if query.is_sorted else ()

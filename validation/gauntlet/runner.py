@@ -1,4 +1,4 @@
-"""One run after the other: out of quiet the fault, its notification, healing, and quiet again."""
+"""A run of the gauntlet: quiet, the fault, its notification, healing, and quiet again."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rankscope.cli.explaining.command import as_object
 from rankscope.cli.explaining.explanation import explain
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 
-TOLD_WITHIN = 60.0  # seconds from the onset: what comes later does not count
-LISTEN_ON = 5.0  # after the last of the expected: for more than was right
-DECOY_FOR = 25.0  # more than twice what the slowest of the rules needs
+NOTIFIED_WITHIN = 60.0  # seconds from the onset; a later notification does not count
+LISTEN_ON = 5.0  # seconds after the last expected notification, for false alarms
+DECOY_FOR = 25.0  # seconds: more than twice the time of the slowest rule
 RESOLVED_WITHIN = 45.0
 
 
 class Runner:
-    """Runs lines of a schedule in one arena; each takes so many seconds `longer` before the onset, and once told."""
+    """Runs lines of a schedule in one arena, with `longer` more seconds before the onset and after the notification."""
 
     def __init__(self, arena: LoneArena, longer: float = 0.0) -> None:
         self._arena, self._longer = arena, longer
 
     def run(self, run: Run) -> dict[str, Any]:
-        """What the ledger has to say of it. If training itself fails, once more in a new job; then raises JobError."""
+        """Return the line for the ledger. If training itself fails, try again in a new job; then raise JobError."""
         try:
             return self._run(run)
         except JobError:
@@ -80,25 +80,25 @@ class Runner:
         }
 
     def _explained(self) -> dict[str, Any]:
-        """What `rankscope explain` says now, which should be what was notified."""
+        """Return the current answer of `rankscope explain`, which should match the notification."""
         try:
             found = explain(Prometheus(self._arena.stack.prometheus.url), RUN, is_now=True)
         except PrometheusError as error:
             return {"error": str(error)}
-        told = as_object(found, time.time())
-        return {name: told[name] for name in ("alert", "rank", "host", "gpu", "cause", "share")}
+        answer = as_object(found, time.time())
+        return {name: answer[name] for name in ("alert", "rank", "host", "gpu", "cause", "share")}
 
     def _runbook(self, run: Run, verdicts: list[Verdict]) -> list[dict[str, Any]]:
-        """What the runbooks' queries return now, of what was told."""
-        told = [
+        """Return the current answers to the queries in the runbooks of the notified alerts."""
+        notified = [
             (verdict.labels["alertname"], case.place(target))
             for (case, target), verdict in zip(run.cases, verdicts, strict=False)
             if verdict.labels
         ]
-        return ask(self._arena.stack.prometheus.url, RUN, told)
+        return ask(self._arena.stack.prometheus.url, RUN, notified)
 
     def _listen(self, run: Run, onset: float, first: int) -> list[Verdict]:
-        """Until all has been told that should be, and a little longer; for a decoy as long as it takes."""
+        """Wait for all expected notifications and a little longer, or for the time of a decoy. Return the verdicts."""
 
         def verdicts() -> list[Verdict]:
             faults = [fault for fault in run.cases if not fault[0].is_decoy]
@@ -106,12 +106,12 @@ class Runner:
 
         if run.kind == "decoy":
             time.sleep(DECOY_FOR)
-        elif wait_for(lambda: all(verdict.fired for verdict in verdicts()), onset + TOLD_WITHIN - time.time()):
+        elif wait_for(lambda: all(verdict.fired for verdict in verdicts()), onset + NOTIFIED_WITHIN - time.time()):
             time.sleep(LISTEN_ON + self._longer)
         return verdicts()
 
     def _resolved(self, healed: float, first: int) -> float | None:
-        """Seconds from healing until Alertmanager had told the end of all that it had told; None if it did not."""
+        """Return the seconds from healing until every notified alert was resolved; None if it was not in time."""
 
         def is_over() -> bool:
             firing: dict[frozenset[tuple[str, str]], bool] = {}

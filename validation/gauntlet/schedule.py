@@ -1,4 +1,4 @@
-"""What is run, in which order and against whom: drawn from a seed, to be repeated by anybody and expected by nobody."""
+"""The runs of a gauntlet, their order and their targets, drawn from a seed: reproducible, and unknown in advance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from validation.gauntlet.arena import GPUS
 from validation.gauntlet.case import LOUD, Case, Target
 from validation.gauntlet.cases import all_cases
 
-# Both are to be named, or one and not the other contradicted.
+# Both should be named, or one without contradicting the other.
 PAIRS = (
     ("f03_slow_loader", "f07_memory_held"),
     ("f09_rank_zero_works", "f14_congested_network"),
@@ -39,24 +39,24 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Names it in the ledger."""
+        """The run's name in the ledger."""
         device = "" if self.device == GLOO else f"@{self.device}"
         return f"{'+'.join(self.names)}{device}/{self.dose:g}/{self.seed}"
 
     @property
     def cases(self) -> list[tuple[Case, Target]]:
-        """Each with whom it hits."""
+        """Each case with its target."""
         return [(all_cases()[name], target) for name, target in zip(self.names, self.targets, strict=True)]
 
     @property
     def kind(self) -> str:
-        """Of what the summary counts."""
+        """The kind by which the summary counts: fault, decoy or pair."""
         if len(self.names) > 1:
             return "pair"
         return "decoy" if self.cases[0][0].is_decoy else "fault"
 
     def line(self) -> dict[str, Any]:
-        """What the ledger has to say before anything has happened."""
+        """Return the part of the ledger's line that is known before the run."""
         return {
             "id": self.id,
             "case": "+".join(self.names),
@@ -71,7 +71,7 @@ class Run:
 
 
 def draw(names: Sequence[str], seed: int, dose: float = LOUD, device: str = GLOO) -> Run:
-    """The same for the same arguments. Two faults hit different ranks."""
+    """Return the run for these arguments, always the same. Two faults hit different ranks."""
     chance = random.Random(f"{names}/{seed}")
     ranks = chance.sample(range(RANKS), len(names))
     gpus = chance.sample(range(RANKS, GPUS), len(names))
@@ -82,17 +82,17 @@ def draw(names: Sequence[str], seed: int, dose: float = LOUD, device: str = GLOO
 def schedule(
     seeds: Iterable[int], doses: Sequence[float] = (LOUD,), pairs: bool = True, device: str = GLOO
 ) -> Iterator[Run]:
-    """For each seed all faults, decoys and pairs at the first dose, and what has doses at the others; mixed."""
+    """Yield all runs at the first dose, and faults with doses at the others, shuffled for each seed."""
     for seed in seeds:
         runs = list(chain.from_iterable(_runs(seed, dose, dose == doses[0], pairs, device) for dose in doses))
         random.Random(seed).shuffle(runs)
         yield from runs
 
 
-def _runs(seed: int, dose: float, all_of_them: bool, pairs: bool, device: str) -> Iterator[Run]:
-    there = {name: case for name, case in all_cases().items() if device in case.devices}
-    for name, case in there.items():
-        if all_of_them or (case.has_doses and not case.is_decoy):
+def _runs(seed: int, dose: float, is_first_dose: bool, pairs: bool, device: str) -> Iterator[Run]:
+    available = {name: case for name, case in all_cases().items() if device in case.devices}
+    for name, case in available.items():
+        if is_first_dose or (case.has_doses and not case.is_decoy):
             yield draw([name], seed, dose, device)
-    if all_of_them and pairs:
-        yield from (draw(pair, seed, dose, device) for pair in PAIRS if there.keys() >= {*pair})
+    if is_first_dose and pairs:
+        yield from (draw(pair, seed, dose, device) for pair in PAIRS if available.keys() >= {*pair})

@@ -1,4 +1,4 @@
-"""What the exporter's own findings say of a run, next to what the rules alert: both scored alike."""
+"""The score of the exporter's own findings about a run, next to that of the rules' alerts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALERTS = {
     "cpu_fallback": "RankscopeCpuFallback",
     "loss_scale_collapse": "RankscopeLossScaleCollapse",
 }
-"""By kind the alert that is about the same; a straggler has two."""
+"""The alert about the same by kind of finding; a straggler has two."""
 ONE_CAUSE = {
     "copies": "h2d_copy",
     "small_collectives": "synchronization",
@@ -42,16 +42,15 @@ ONE_CAUSE = {
     "cpu_fallback": "cpu_fallback",
     "loss_scale_collapse": "not_finite",
 }
-"""By kind the rules' cause, where a finding's name says it already."""
+"""The rules' cause by kind of finding, where the kind already names it."""
 
-
-BEFORE = 5  # seconds
+BEFORE = 5  # seconds before the fault
 
 
 def findings(prometheus: Prometheus, since: float, until: float) -> list[tuple[dict[str, str], float]]:
     """Return the labels of every finding that begins between two unix times, and when Prometheus first saw it.
 
-    One that goes on from before, of a fault that was healed a moment ago, is none.
+    A finding that goes on from a fault that was healed a moment ago is left out.
     """
     series = prometheus.query(f"rankscope_finding_ratio[{round(until - since) + BEFORE}s] @ {until}")
     found = [(one["metric"], float(one["values"][0][0])) for one in series]
@@ -61,7 +60,7 @@ def findings(prometheus: Prometheus, since: float, until: float) -> list[tuple[d
 def scored(
     found: Iterable[tuple[Mapping[str, str], float]], faults: Iterable[tuple[Case, Target]], onset: float
 ) -> dict[str, Any]:
-    """Return the verdicts on the faults and the false alarms, as of notifications that came when a finding was seen."""
+    """Return the verdicts and false alarms, as if a notification had come when each finding was first seen."""
     faults = tuple(faults)
     notifications = [_notification(labels, seen) for labels, seen in found if seen >= onset]
     verdicts = [judge(case, target, onset, notifications) for case, target in faults if not case.is_decoy]
@@ -73,6 +72,6 @@ def _notification(labels: Mapping[str, str], seen: float) -> Notification:
     kind, cause = labels["kind"], labels.get("cause", "")
     is_first = labels.get("rank") == "0"
     straggler = "RankscopeRankZeroLagging" if is_first else "RankscopeRankLagging"
-    told = {"alertname": straggler if kind == "straggler" else ALERTS[kind], "cause": ONE_CAUSE.get(kind, cause)}
+    alert = {"alertname": straggler if kind == "straggler" else ALERTS[kind], "cause": ONE_CAUSE.get(kind, cause)}
     kept = {name: value for name, value in labels.items() if name in ("run", "rank", "gpu", "node", "severity")}
-    return Notification("firing", {**kept, **told}, {}, "", seen)
+    return Notification("firing", {**kept, **alert}, {}, "", seen)

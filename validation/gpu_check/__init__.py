@@ -1,1 +1,1 @@
-"""Checks the exporter and the hook on a real GPU; `__main__` says how."""
+"""Check the exporter and the hook on a real GPU; see `__main__`."""

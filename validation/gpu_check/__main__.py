@@ -1,20 +1,20 @@
 """Check the exporter and the hook on a real GPU: `make gpu-check`, about 6 minutes, at most 10.
 
-The machine needs `nvidia-smi`, Python 3.11 to 3.13 and, for the load and the hook, torch in that Python. It needs no
+The machine needs `nvidia-smi`, Python 3.11 to 3.13 and, for the load and the hook, torch for that Python. It needs no
 network: if the exporter's dependencies are not installed, run `make gpu-wheels` on a machine with a network first and
 copy .gpu-wheels along. The first GPU is checked; other work on it makes the checks of the load differ.
 
 Parts (`--only PART` runs those whose name contains PART):
-  driver_facts  what the driver's documentation leaves open, as raw values; microseconds of each driver call
-  load          each metric next to `nvidia-smi -q -x`, at rest and under load, and next to what a matrix product, a
-                copy and an upload of known length did; CPU time, scrape latency and memory of the exporter
+  driver_facts  raw values of what the driver's documentation leaves open; microseconds of each driver call
+  load          each metric compared with `nvidia-smi -q -x`, at rest and under load, and with a matrix product, a copy
+                and an upload of known length; CPU time, scrape latency and memory of the exporter
   hook          DDP, FSDP2 and a loop by hand with NCCL in a group of one whose communication is slow on the device, DDP
                 with two ranks over gloo: the clocks of host and device, parameters, microseconds per step and mark
 
-Each part runs in processes of its own with a time limit, so a part that fails or hangs costs only itself. The report is
-rewritten after each part, and the output of `nvidia-smi -q -x` is kept next to it, without serial numbers. The exit
-status is 0 once there is a report, whatever it says, and 2 without a GPU. Outcomes: `failed` (the check broke),
-`differs`, `one side` (only one of both has a value), `measured` (a fact without a reference), `ok`, `absent`.
+Each part runs in separate processes with a time limit, so that a part that fails or hangs affects no other part. The
+report is rewritten after each part, and the output of `nvidia-smi -q -x` is kept next to it, without serial numbers.
+The exit status is 0 once there is a report, with any outcome, and 2 without a GPU. Outcomes: `failed` (the check
+broke), `differs`, `one side` (only one of both has a value), `measured` (a fact without a reference), `ok`, `absent`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from testing.servers import free_port
 from validation.gpu_check.report import Check, write
 
 ROOT = Path(__file__).parents[2]
-# The modules of REQUIRED in rankscope_exporter.__main__, which cannot be imported without them.
+# The same modules as REQUIRED in rankscope_exporter.__main__, which cannot be imported without them.
 REQUIRED = ("pynvml", "prometheus_client", "fastapi", "uvicorn", "httptools", "uvloop", "yaml", "bcrypt")
 REPORT = ROOT / "docs" / "measurements" / "gpu_check.json"
 LEFT_OUT = re.compile(r"\s*<(supported_clocks|serial|pdi)>.*?</\1>", re.DOTALL)
 LIMIT = 570.0  # seconds for all parts
-# The limit of each part in seconds, by its module and an argument for it.
+# The limit of each part in seconds, by its module and argument.
 PARTS = {
     "driver_facts": 60.0,
     "load": 220.0,
@@ -55,7 +55,7 @@ PARTS = {
 
 
 class NoGpuError(Exception):
-    """There is no GPU to check."""
+    """No GPU was found."""
 
 
 class WheelsError(Exception):
@@ -63,7 +63,7 @@ class WheelsError(Exception):
 
 
 def main() -> int:
-    """Return the exit status: 0 once there is a report, 2 and one line where there can be none."""
+    """Return the exit status: 0 once there is a report, 2 with one line on stderr if there can be none."""
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__, formatter_class=style)
     parser.add_argument("--json", type=Path, default=REPORT, help="the report; Markdown and XML go next to it")
@@ -127,7 +127,7 @@ def conditions(xml: str) -> dict[str, str]:
 
 
 def run_part(command: Sequence[str], seconds: float, ranks: int = 1) -> list[Check]:
-    """Run a part in a process for each rank and return its checks; kill what does not end in time."""
+    """Run a part in a process for each rank, and return its checks. Kills processes that do not end in time."""
     with tempfile.TemporaryDirectory() as name:
         directory, ends = Path(name), time.monotonic() + seconds
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
@@ -141,14 +141,14 @@ def run_part(command: Sequence[str], seconds: float, ranks: int = 1) -> list[Che
 
 
 def start(command: Sequence[str], variables: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, with its output in files: a killed part keeps its checks."""
+    """Start a process in its own session, with its output in files, so that a killed part keeps its checks."""
     environment = {**os.environ, **variables, "LOCAL_RANK": variables["RANK"]}
     with output.open("wb") as stdout, output.with_suffix(".err").open("wb") as stderr:
         return subprocess.Popen(command, env=environment, stdout=stdout, stderr=stderr, start_new_session=True)
 
 
 def wait(process: subprocess.Popen[bytes], ends: float) -> str:
-    """Wait, kill the process and all that it started, and return why it failed; empty if it did not."""
+    """Wait, kill the process and its session, and return why it failed; empty if it did not."""
     why = "did not end in time"
     with suppress(subprocess.TimeoutExpired):
         code = process.wait(max(0.0, ends - time.monotonic()))

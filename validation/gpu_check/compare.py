@@ -1,7 +1,7 @@
-"""Each metric next to the element of `nvidia-smi -q -x` that says the same, between scrapes taken around it.
+"""Compare each metric with its element of `nvidia-smi -q -x`, between scrapes taken around it.
 
-A new GPU metric gets a line in ROWS or INVARIANT (nvidia-smi does not show it as a number), or an effect in load.py; a
-test complains if it has none.
+A new GPU metric needs a line in ROWS or INVARIANT (if nvidia-smi does not show it as a number), or an effect in
+load.py; a test fails if it has none.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ NUMBER = re.compile(r"P?(-?\d+(?:\.\d+)?) ?([^\d\s]*)")
 
 @dataclass(frozen=True)
 class Row:
-    """A number: the metric without `rankscope_gpu_`, and how far both may be apart in its unit.
+    """A number: the metric without `rankscope_gpu_`, and the tolerance in its unit.
 
-    In the path, `|` separates the names that an element had in different drivers, `+` elements to add, and `count:` and
-    `sum:` mean all elements of that name. `{}` is each of `names`, which nvidia-smi has for these label values.
+    In the path, `|` separates the names of an element in different drivers, `+` elements to add, and `count:` and
+    `sum:` mean all elements of that name. `{}` is each of `names`, nvidia-smi's names for these label values.
     """
 
     metric: str
@@ -104,7 +104,7 @@ HOLDS: Mapping[str, Callable[[Sequence[float]], bool]] = {
     "does not decrease": lambda seen: all(before <= after for before, after in itertools.pairwise(seen)),
     "is below 0.5": lambda seen: max(seen) < 0.5,
 }
-# What must hold of each series of the metrics without a reference value.
+# The condition for each series of the metrics without a reference value.
 INVARIANT: Mapping[str, Sequence[str]] = {
     "is 1": (
         *("gpu_up", "gpu_allocation_info", "gpu_state_info", "gpu_mig_info", "exporter_build_info"),
@@ -124,7 +124,7 @@ INVARIANT: Mapping[str, Sequence[str]] = {
 
 
 def compare(about: str, scrapes: Sequence[Scrape]) -> Iterator[Check]:
-    """Run nvidia-smi and compare all that it says with the scrapes around it, which a thread appends."""
+    """Run nvidia-smi and compare its output with the scrapes around it, which a thread appends."""
     time.sleep(AROUND)
     began = time.time()
     ran = subprocess.run(["nvidia-smi", "-q", "-x"], check=True, capture_output=True, text=True, timeout=60)
@@ -159,7 +159,7 @@ def read_number(log: ElementTree.Element, path: str) -> float | None:
 
 
 def quantity(text: str | None) -> float | None:
-    """Return what nvidia-smi prints as a number in its base unit; None if it is no number with a known unit."""
+    """Return a value of nvidia-smi as a number in its base unit; None if it is no number with a known unit."""
     printed = (text or "").strip()
     match = NUMBER.fullmatch(printed)
     if match is None or match[2] not in UNITS:
@@ -168,7 +168,7 @@ def quantity(text: str | None) -> float | None:
 
 
 def judge_invariants(scrapes: Sequence[Scrape]) -> Iterator[Check]:
-    """Check what must hold of each series of the metrics that have no reference value."""
+    """Check the condition for each series of the metrics without a reference value."""
     for text, metric in ((text, metric) for text, metrics in INVARIANT.items() for metric in metrics):
         histories: dict[Series, list[float]] = {}
         for key, value in (pair for scrape in scrapes for pair in scrape.select(metric).items()):

@@ -1,4 +1,4 @@
-"""What the driver's documentation leaves open, asked of the driver, and the microseconds of each driver call."""
+"""Facts that the driver's documentation leaves open, and the microseconds of each driver call."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check(_argument: str = "") -> Iterator[Check]:
 
 
 def asked(about: str, question: Callable[..., object], *arguments: Any) -> Check:
-    """Return the driver's answer as a fact; a refusal is an answer too."""
+    """Return the driver's answer as a fact; an error is an answer, too."""
     try:
         return Check(about, "measured", str(question(*arguments)))
     except Exception as error:
@@ -103,7 +103,7 @@ def describe_gpm(device: Device) -> str:
 
 
 def call_costs(device: Device) -> Iterator[Check]:
-    """Yield the microseconds of each driver call that the collectors make, and of each collector's whole reading."""
+    """Yield the microseconds of each driver call of the collectors, and of each collector's whole reading."""
     costs: dict[str, list[float]] = {}
     for name, call in list(vars(pynvml).items()):
         if name.startswith(("nvmlDevice", "nvmlGpm")):
@@ -121,7 +121,7 @@ def call_costs(device: Device) -> Iterator[Check]:
 
 
 def timed(seconds: list[float], call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the call, with its durations appended to the list."""
+    """Return a function that makes the call and appends its duration to the list."""
 
     def measured(*arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()

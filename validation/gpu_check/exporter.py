@@ -1,4 +1,4 @@
-"""The exporter as a process, and what it served."""
+"""The exporter as a process, and its scrapes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class Scrape:
-    """All series that were served at a unix time, and the seconds that it took."""
+    """All series at a unix time, and the seconds of the scrape."""
 
     at: float
     series: Mapping[Series, float]
@@ -39,7 +39,7 @@ class Scrape:
 
 
 def values(scrapes: Sequence[Scrape], metric: str, *label_values: str) -> list[float]:
-    """Return a metric's values over time, the sum where several series match."""
+    """Return a metric's values over time, summed if several series match."""
     found = (scrape.select(metric, *label_values) for scrape in scrapes)
     return [sum(series.values()) for series in found if series]
 
@@ -71,7 +71,7 @@ def running() -> Iterator[Server]:
 
 @contextmanager
 def recorded(exporter: Server) -> Iterator[list[Scrape]]:
-    """Scrape in a thread, and yield the list that the scrapes are appended to."""
+    """Scrape in a thread, and yield the list of the scrapes."""
     scrapes: list[Scrape] = []
     stop = threading.Event()
 

@@ -1,7 +1,7 @@
-"""The hook on the GPU: small trainings with and without it, and its clocks next to known waits.
+"""The hook on the GPU: small trainings with and without it, and its clocks compared with known waits.
 
-A group of one rank communicates with no other rank, so its communication is made slow: the stream that communicates
-sleeps on the device, below what the hook watches, and CUDA events measure for how long.
+A group of one rank has no communication to wait for, so its communication is made slow: the communicating stream sleeps
+on the device, below the hook's patches, and CUDA events measure how long.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from rankscope.record.reader import read_rank
 from rankscope.timeline import device_clock
 
 STEPS = 12
-WIDTH, BATCH = 64, 16  # so small that the device waits for the delays nearly all the time
-CYCLES = 10_000_000  # of a delay: about 5 ms
+WIDTH, BATCH = 64, 16  # small, so that the device waits for the delays most of the time
+CYCLES = 10_000_000  # a delay: about 5 ms
 LATE = 0.05  # seconds by which the second rank of two is late in each step
 HOST = 3e-4  # seconds that the host needs between two calls
-TOLERANCE = 0.1  # of the delays
-BLOCKED = 0.1  # of the device's wait the host may wait at most this ratio
+TOLERANCE = 0.1  # ratio of the delays
+BLOCKED = 0.1  # maximum of the host's wait, as a ratio of the device's
 WARM_UP = 130  # steps: the record is published, and the search for root modules in step 100 is over
-PAIRS, BLOCK = 15, 100  # pairs of blocks and steps of a block that the costs are measured with
+PAIRS, BLOCK = 15, 100  # pairs of blocks and steps of a block, for the costs
 
 
 class SizeOne(int):
-    """A world size of 1 that does not compare as 1: from torch 2.9 on FSDP2 does not communicate if it is 1."""
+    """A world size of 1 that does not compare as 1: from torch 2.9, FSDP2 does not communicate if it is 1."""
 
     __hash__ = int.__hash__
 
@@ -53,14 +53,14 @@ class SizeOne(int):
 
 @cache
 def make_mesh(device: str) -> DeviceMesh:
-    """Make a mesh of this rank alone, in which FSDP2 then communicates."""
+    """Make a mesh of this rank alone, in which FSDP2 communicates."""
     mesh = init_device_mesh(device, (1,))
     replace(dist.ProcessGroup, "size", lambda original: lambda group: SizeOne(original(group)))
     return mesh
 
 
 delays: list[tuple[Any, Any]] | None = None
-"""The events at begin and end of each delay; None while there are none."""
+"""The start and end events of each delay; None while there are no delays."""
 
 
 def delay() -> None:
@@ -75,7 +75,7 @@ def delay() -> None:
 
 
 def slow(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a collective after which the current stream sleeps."""
+    """Return a collective that makes the current stream sleep afterwards."""
 
     def slowed(*arguments: Any) -> Any:
         work = original(*arguments)
@@ -87,7 +87,7 @@ def slow(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def slow_down(operation: str) -> None:
-    """Make each collective of this kind that Python issues slow, in this process for good."""
+    """Make each collective of this kind that Python issues slow, permanently in this process."""
     for name, (known, _) in METHODS.items():
         if known == operation and hasattr(dist.ProcessGroup, name):
             replace(dist.ProcessGroup, name, slow)
@@ -111,12 +111,12 @@ class Training:
             slow_down("all_reduce")
         else:
             self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        if way == "ddp":  # C++ issues the all-reduce, so a communication hook takes its place
+        if way == "ddp":  # C++ issues the all-reduce, so a communication hook replaces it
             self.model.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))  # type: ignore[operator]
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
 
     def run(self, steps: int = STEPS) -> float:
-        """Return the seconds of these steps, until the device has done them."""
+        """Return the seconds of these steps, until the device has finished them."""
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(steps):
@@ -141,7 +141,7 @@ class Training:
         self.waited += time.perf_counter() - began
 
     def _average(self) -> None:
-        """Reduce the gradients in a stream of their own, which the main stream then waits for."""
+        """Reduce the gradients in a separate stream, which the main stream then waits for."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             for parameter in self.model.parameters():
@@ -154,7 +154,7 @@ class Training:
         for layer in [each for each in self.model.children() if isinstance(each, torch.nn.Linear)]:
             fully_shard(layer, mesh=mesh)
         sharded = fully_shard(self.model, mesh=mesh)
-        if hasattr(sharded, "set_force_sum_reduction_for_comms"):  # from torch 2.9 on; NCCL cannot average one rank
+        if hasattr(sharded, "set_force_sum_reduction_for_comms"):  # from torch 2.9; NCCL cannot average one rank
             sharded.set_force_sum_reduction_for_comms(True)
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -168,7 +168,7 @@ class Training:
 
 
 def check(way: str) -> Iterator[Check]:
-    """Yield the checks of a way to train, or what the hook costs."""
+    """Yield the checks of a way to train, or the costs of the hook."""
     guard.reraise = True
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo" if way == "gloo" else "nccl")
@@ -210,7 +210,7 @@ def clocks(way: str, device: str) -> Iterator[Check]:
 
 
 def judge_waits(waited: float, host: Mapping[str, float], known: float, own: float) -> Iterator[Check]:
-    """Judge the waits of device and host: alone by the delays, of two ranks by how late one of them is."""
+    """Judge the waits of device and host: for one rank by the delays, for two by the delay of one of them."""
     if not known:
         late = LATE * STEPS * (1 - dist.get_rank())
         yield judge("device: collective_wait", [waited], late, 0.25 * LATE * STEPS, "the other rank is late")
@@ -251,17 +251,17 @@ def costs(training: Training) -> Iterator[Check]:
     plain = statistics.median(run_block(training) for _ in range(PAIRS))
     yield Check("a step without the hook", "measured", f"{1e6 * plain:.0f} µs")
     yield from cost("nothing (the control)", training, run_block)
-    usual = yield from cost("the hook", training, run_hooked_block)
+    sampled = yield from cost("the hook", training, run_hooked_block)
     with patch.object(device_clock, "SECONDS_PER_MARK", 0.0):
         full = yield from cost("the hook, every step measured", training, run_hooked_block)
         with patch.object(device_clock, "Mark", wraps=device_clock.Mark) as mark:
             run_hooked_block(training)
     marks = mark.call_count / (WARM_UP + BLOCK)
-    yield Check("cost of a mark", "measured", f"{(full - usual) / marks:.1f} µs", note=f"{marks:.1f} marks a step")
+    yield Check("cost of a mark", "measured", f"{(full - sampled) / marks:.1f} µs", note=f"{marks:.1f} marks a step")
 
 
 def cost(about: str, training: Training, block: Callable[[Training], float]) -> Generator[Check, None, float]:
-    """Yield and return the median of the microseconds by which a block's step takes longer than a plain one."""
+    """Yield and return the median of the additional microseconds of a block's step."""
     differences = [1e6 * (block(training) - run_block(training)) for _ in range(PAIRS)]
     low, median, high = statistics.quantiles(differences, n=4)
     yield Check(f"cost of {about}", "measured", f"{median:+.1f} µs a step", note=f"quartiles {low:+.1f}, {high:+.1f}")

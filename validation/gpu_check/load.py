@@ -1,6 +1,6 @@
-"""A known load: each metric next to nvidia-smi at rest and under load, and counters next to what the load did.
+"""Compare each metric with nvidia-smi at rest and under a known load, and counters with the work of the load.
 
-What the exporter costs is measured at rest, with all collectors and two scrapes a second.
+The cost of the exporter is measured at rest, with all collectors and two scrapes a second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Done:
-    """What a phase did: unix times, seconds in which the device was busy, and bytes."""
+    """The work of a phase: unix times, seconds in which the device was busy, and bytes."""
 
     phase: str
     began: float
@@ -63,7 +63,7 @@ Known = Literal["busy", "bytes", "window", "joules", "bytes per second"]
 
 @dataclass(frozen=True)
 class Effect:
-    """A counter's growth over a phase (a rate's maximum): from `least` to `most` times what is known, ± `slack`."""
+    """A counter's growth over a phase (a rate's maximum): `least` to `most` times the known value, ± `slack`."""
 
     phase: str
     metric: str
@@ -72,11 +72,11 @@ class Effect:
     slack: float = 0.0
     known: Known = "busy"
     label: str = ""
-    """The value of the label that tells this series from the metric's others."""
+    """The value of the label that distinguishes this series from others of the metric."""
 
 
-# A matrix product of 8192³ keeps all SMs busy but in its last wave. A sample of the driver covers up to a second, so
-# half a second at either end of a phase is uncertain.
+# A matrix product of 8192³ keeps all SMs busy except in its last wave. A sample of the driver covers up to a second, so
+# half a second at each end of a phase is uncertain.
 EFFECTS: tuple[Effect, ...] = (
     Effect(FULL, "busy_seconds_total", 0.97, 1.03, 0.5),
     Effect(HALF, "busy_seconds_total", 0.9, 1.1, 0.5),
@@ -92,7 +92,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("copy", "dram_active_seconds_total", 0.5, 1.03, 0.1),
     Effect("idle", "dram_active_seconds_total", 0, 0, 0.1),
     Effect("upload", "gpm_pcie_bytes_total", 0.9, 1.2, 0, "bytes", "receive"),
-    # The exporter serves these only past 4 GiB: one side means that the driver's counter wraps at 32 bits.
+    # The exporter serves these only above 4 GiB: one side means that the driver's counter wraps at 32 bits.
     Effect("upload", "pcie_bytes_total", 0.9, 1.2, 0, "bytes", "receive"),
     Effect("upload", "pcie_throughput_bytes_per_second", 0.75, 1.25, 0, "bytes per second", "receive"),
     Effect(FULL, "energy_joules_total", 0.9, 1.1, 0, "joules"),
@@ -118,7 +118,6 @@ def check(_argument: str = "") -> Iterator[Check]:
 
 
 def costs(exporter: Server, scrapes: Sequence[Scrape]) -> Iterator[Check]:
-    """Yield what the exporter costs."""
     pid, first = exporter.pid or 0, len(scrapes)
     before, began = cpu_seconds(pid), time.monotonic()
     time.sleep(REST)
@@ -131,7 +130,7 @@ def costs(exporter: Server, scrapes: Sequence[Scrape]) -> Iterator[Check]:
 
 
 def make_works(torch: Any, device: str, size: int = 8192, chunk: int = 2**30) -> dict[str, Callable[[], int]]:
-    """Return the pieces of work, which return their bytes: a product of matrices of this size, and copies."""
+    """Return functions that do a piece of work and return its bytes: a matrix product of this size, and copies."""
     left, right, product = (torch.randn(size, size, device=device).bfloat16() for _ in range(3))
     source, target = (torch.ones(chunk, dtype=torch.uint8, device=device) for _ in range(2))
     host = torch.ones(chunk, dtype=torch.uint8, pin_memory=device == "cuda")
@@ -149,7 +148,7 @@ def make_works(torch: Any, device: str, size: int = 8192, chunk: int = 2**30) ->
         "copy": lambda: copy(source),
         "upload": lambda: copy(host),
     }
-    for work in works.values():  # the kernels are loaded
+    for work in works.values():  # loads the kernels
         work()
     return works
 
@@ -188,7 +187,7 @@ def run(phase: Phase, work: Callable[[], int], synchronize: Callable[[], Any]) -
 
 
 def judge_effects(done: Done, scrapes: Sequence[Scrape]) -> Iterator[Check]:
-    """Judge the effects of a phase by the scrapes around it."""
+    """Judge the effects of a phase with the scrapes around it."""
     around = [scrape for scrape in scrapes if done.began - BEFORE <= scrape.at <= done.ended + AFTER]
     watts = values(around, "gpu_power_watts")[1:]
     lengths = [after.at - before.at for before, after in itertools.pairwise(around)]

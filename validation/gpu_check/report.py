@@ -1,4 +1,4 @@
-"""The record of one check, and the report: Markdown to read, JSON to compare with another machine's."""
+"""One check, and the report: Markdown to read, JSON to compare with another machine's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Check:
 
 
 def judge(about: str, ours: Sequence[float], reference: float | None, tolerance: float = 0.0, note: str = "") -> Check:
-    """Check that the reference lies within the range of our values, extended by the tolerance at both ends."""
+    """Check that the reference is within the range of our values, extended by the tolerance at both ends."""
     shown = (show(*ours), "" if reference is None else show(reference), note)
     if not ours or reference is None:
         return Check(about, "one side" if ours or reference is not None else "absent", *shown)
@@ -38,13 +38,13 @@ def ok_if(condition: bool) -> Outcome:
 
 
 def show(*values: float) -> str:
-    """Format one value, or the range of several, with the digits that counts of bytes need."""
+    """Format one value, or the range of several, with enough digits for counts of bytes."""
     ends = dict.fromkeys((min(values), max(values))) if values else ()
     return " … ".join(f"{value:.15g}" if value > 1e6 else f"{value:.6g}" for value in ends)
 
 
 def write(path: Path, conditions: Mapping[str, object], results: Mapping[str, Sequence[Check]]) -> None:
-    """Write the checks of each part to `path` as JSON, and as Markdown next to it, what differs first."""
+    """Write the checks of each part to `path` as JSON, and as Markdown next to it, differences first."""
     parts = {part: [asdict(check) for check in checks] for part, checks in results.items()}
     path.write_text(json.dumps({"conditions": conditions, "parts": parts}, indent=1, ensure_ascii=False) + "\n")
     counts = Counter(check.outcome for checks in results.values() for check in checks)

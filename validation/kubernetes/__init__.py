@@ -1,1 +1,1 @@
-"""The chart on a real Kubernetes: `make kubernetes`."""
+"""The chart on a real Kubernetes (`make kubernetes`)."""

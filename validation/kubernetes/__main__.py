@@ -1,19 +1,18 @@
-"""Install the chart on a real Kubernetes, train in pods and check what is notified of a slow rank. `make kubernetes`
+"""Install the chart on a real Kubernetes, train in pods, and check the notification about a slow rank.
 
     python -m validation.kubernetes --save
 
 The cluster has one node without GPUs: API server, controller manager, scheduler, kubelet and containerd, compiled from
 Debian's source of Kubernetes 1.20.2 on the first run. The image is the checkout's, built from its Dockerfile on
-Debian's Python. On the host run Prometheus, which relabels the pods as the chart's PodMonitors say, Alertmanager, and a
-webhook. Each Job is the one of `examples/kubernetes`, with the test job of two ranks in it, which run as uid 1000;
-torch comes from the host's virtual environment.
+Debian's Python. The host runs Prometheus, which relabels the pods like the chart's PodMonitors, Alertmanager, and a
+webhook. Each Job is the one of `examples/kubernetes` with the test job of two ranks, which run as uid 1000; torch comes
+from the host's virtual environment.
 
-What this cluster lacks: Kubernetes 1.20 has no native sidecars, so the exporter in the pod is an ordinary container and
+Limits of this cluster: Kubernetes 1.20 has no native sidecars, so the exporter in the pod is an ordinary container and
 its Job does not complete by itself. There are no DNS, no Services, no enforced network policies and no Pod Security
-admission. Debian's Prometheus has no Kubernetes discovery: a file has the targets, with the labels that it would give
-the API server's pods. VictoriaMetrics has it, and is asked whether it finds the same ones. The kinds of the Prometheus
-operator are stored without an operator, and the scrape configuration is made of the PodMonitors as the operator makes
-it.
+admission. Debian's Prometheus has no Kubernetes discovery: a file has the targets, with the labels that discovery would
+set. VictoriaMetrics has discovery, and must find the same targets. The Prometheus operator's kinds are stored without
+an operator, and the scrape configuration is generated from the PodMonitors as the operator does.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from validation.kubernetes.discovery import Discovery
 from validation.kubernetes.training import NAMESPACE, PodsJob
 
 DIRECTORY = report.ROOT / ".kubernetes"
-RELEASE, ITS_NAMESPACE = "rankscope", "rankscope"
+RELEASE, CHART_NAMESPACE = "rankscope", "rankscope"
 OPERATOR = ("podmonitors PodMonitor", "prometheusrules PrometheusRule")
 INSTALL = (
     "--set=podMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true,scrapeInterval=5s",
@@ -49,7 +48,7 @@ INSTALL = (
 KINDS = "daemonset,pod,configmap,secret,serviceaccount,networkpolicy,podmonitor,prometheusrule"
 STATE = "/run/rankscope-state"
 PATTERNS = {"node": "on-the-node", "sidecar": "in-the-pods"}
-ASK_THE_KUBELET = """
+LIST_PODS = """
 from pathlib import Path
 from rankscope_exporter.gpu.allocation import pod_resources as p
 answer = p.PodResources(Path("/var/lib/kubelet/pod-resources/kubelet.sock"))._list()
@@ -62,22 +61,22 @@ QUIET_AFTER = 90.0  # seconds: an exporter is down after eight scrapes
 
 
 class Outcome(NamedTuple):
-    """What became of one job's fault."""
+    """The result of one job's fault."""
 
     run: str
     labels: dict[str, str]
-    """Of the first alert; empty without one."""
+    """Labels of the first alert; empty without one."""
     summary: str
     seconds: float | None
-    """From the fault to the notification."""
+    """Seconds from the fault to the notification."""
     false: list[str]
     """Alerts before the fault."""
 
 
 def main() -> int:
-    """Run everything and publish; return 1 if a check fails."""
+    """Run everything and publish. Return 1 if a check fails."""
     parser = report.parser(__doc__, prog="make kubernetes")
-    parser.add_argument("--directory", type=Path, default=DIRECTORY, help="of the cluster (%(default)s)")
+    parser.add_argument("--directory", type=Path, default=DIRECTORY, help="directory of the cluster (%(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rankscope-kubernetes-") as name, running(options.directory) as cluster:
         checks, outcomes = observe(cluster, Path(name))
@@ -90,44 +89,41 @@ def main() -> int:
 
 
 def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Outcome]]:
-    """Install, train, change and uninstall."""
     install(cluster)
-    checks = [
-        unprivileged(cluster, "the exporter runs as nobody, without a capability, behind a seccomp filter", 65534)
-    ]
+    checks = [check_user(cluster, "the exporter runs without root and capabilities, with a seccomp filter", 65534)]
     outcomes = []
     with ExitStack() as started:
-        prometheus, victoria, webhook = watch(cluster, directory, started)
+        prometheus, victoria, webhook = start_monitoring(cluster, directory, started)
         for pattern, run in PATTERNS.items():
             job = PodsJob(cluster, directory / run, pattern, run)
             job.start()
             try:
-                checks += [*seen(prometheus, pattern, job), discovered(prometheus, victoria, job)]
-                outcomes.append(fault(prometheus, webhook, job))
+                checks += [*check_ranks(prometheus, pattern, job), check_discovery(prometheus, victoria, job)]
+                outcomes.append(inject_fault(prometheus, webhook, job))
             finally:
                 job.terminate()
-            checks += [notified(outcomes[-1]), unalarmed(webhook, job)]
-    checks += [*changed(cluster), *uninstalled(cluster)]
+            checks += [check_notification(outcomes[-1]), check_silence(webhook, job)]
+    checks += [*check_options(cluster), *check_uninstall(cluster)]
     return checks, outcomes
 
 
 def install(cluster: Cluster) -> None:
-    """Make the kinds of the operator known, and install the chart until it is ready."""
+    """Register the operator's kinds, and install the chart until it is ready."""
     cluster.apply(*(definition(*names.split()) for names in OPERATOR))
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    cluster.kubectl("create", "namespace", ITS_NAMESPACE)
+    cluster.kubectl("create", "namespace", CHART_NAMESPACE)
     cluster.kubectl("create", "namespace", NAMESPACE)
     release("install", cluster)
 
 
 def release(command: str, cluster: Cluster, *values: str) -> None:
-    """Install or upgrade it, and wait until all of it is ready. Raises RuntimeError."""
-    chart = [RELEASE, str(CHART), f"--namespace={ITS_NAMESPACE}", *INSTALL, *values]
+    """Install or upgrade the chart, and wait until all of it is ready. Raises RuntimeError."""
+    chart = [RELEASE, str(CHART), f"--namespace={CHART_NAMESPACE}", *INSTALL, *values]
     cluster.helm(command, *chart, "--wait", f"--timeout={READY_WITHIN}")
 
 
 def definition(plural: str, kind: str) -> Manifest:
-    """Return a kind of the Prometheus operator's, with any fields."""
+    """Return a kind of the Prometheus operator, with any fields."""
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -142,8 +138,8 @@ def definition(plural: str, kind: str) -> Manifest:
     }
 
 
-def unprivileged(cluster: Cluster, check: str, uid: int) -> Check:
-    """Return whether the kernel says so of the DaemonSet's process."""
+def check_user(cluster: Cluster, check: str, uid: int) -> Check:
+    """Return whether the DaemonSet's process has these privileges in the kernel."""
     (pod,) = _ready(cluster)
     process = cluster.process(pod, "exporter")
     found = f"uid {process.uid}, capabilities {process.capabilities:#x}, seccomp mode {process.seccomp}"
@@ -151,22 +147,22 @@ def unprivileged(cluster: Cluster, check: str, uid: int) -> Check:
 
 
 def _ready(cluster: Cluster) -> list[Manifest]:
-    pods = cluster.items("pod", "-n", ITS_NAMESPACE)
+    pods = cluster.items("pod", "-n", CHART_NAMESPACE)
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
-def watch(
+def start_monitoring(
     cluster: Cluster, directory: Path, started: ExitStack
 ) -> tuple[servers.Prometheus, servers.Prometheus, WebhookReceiver]:
-    """Start what scrapes, judges and notifies, on the host, by what the API server has of the chart."""
+    """Start the monitoring on the host, configured with the chart's objects from the API server."""
     webhook = WebhookReceiver()
     webhook.start()
     started.callback(webhook.stop)
     alertmanager = servers.alertmanager(directory, alertmanager_config(webhook.url))
-    (rule,) = cluster.items("prometheusrule", "-n", ITS_NAMESPACE)
+    (rule,) = cluster.items("prometheusrule", "-n", CHART_NAMESPACE)
     (directory / "rules.yml").write_text(yaml.safe_dump(rule["spec"], sort_keys=False))
     discovery = started.enter_context(Discovery(cluster, directory / "targets.json"))
-    monitors = cluster.items("podmonitor", "-n", ITS_NAMESPACE)
+    monitors = cluster.items("podmonitor", "-n", CHART_NAMESPACE)
     configuration = {
         "rule_files": [str(directory / "rules.yml")],
         "scrape_configs": [scrape_config(monitor, discovery.configuration) for monitor in monitors],
@@ -182,7 +178,7 @@ def watch(
 
 
 def victoria_metrics(cluster: Cluster, directory: Path, configuration: Manifest) -> servers.Prometheus:
-    """Return a server that answers as Prometheus does, and has Kubernetes discovery."""
+    """Return a server with Prometheus' API and Kubernetes discovery."""
     (directory / "victoria.yml").write_text(yaml.safe_dump(configuration))
     url = f"http://127.0.0.1:{servers.free_port()}"
     arguments = [
@@ -195,8 +191,8 @@ def victoria_metrics(cluster: Cluster, directory: Path, configuration: Manifest)
     return servers.Prometheus("victoria-metrics", arguments, url, directory / "victoria.log", ready="/health")
 
 
-def seen(prometheus: servers.Prometheus, pattern: str, job: PodsJob) -> list[Check]:
-    """Return whether Prometheus has both ranks, by whom, and with which labels."""
+def check_ranks(prometheus: servers.Prometheus, pattern: str, job: PodsJob) -> list[Check]:
+    """Return whether Prometheus has both ranks, from which exporter, and with which labels."""
     job.wait_until_training()
     own = f'{{run="{job.run}"}}'
     wait_for(lambda: len(prometheus.query(f"rankscope_rank_up{own} == 1")) == job.ranks, SEEN_WITHIN)
@@ -208,12 +204,12 @@ def seen(prometheus: servers.Prometheus, pattern: str, job: PodsJob) -> list[Che
     known = sorted(f"{one.get('k8s_namespace')}/{one.get('k8s_pod')}" for one in labels)
     return [
         Check(
-            f"{job.run}: both ranks are seen, on the node's name",
+            f"{job.run}: both ranks are seen, with the node's name",
             {(one["rank"], one["node"]) for one in ranks} == {("0", NODE), ("1", NODE)},
             ", ".join(sorted(f"rank {one['rank']} on {one['node']}" for one in ranks)),
         ),
         Check(
-            f"{job.run}: each rank is known with its own pod and namespace",
+            f"{job.run}: each rank has its own pod and namespace",
             len(pods) == job.ranks and {one.get("k8s_namespace") for one in labels} == {NAMESPACE},
             ", ".join(known),
         ),
@@ -228,8 +224,8 @@ def seen(prometheus: servers.Prometheus, pattern: str, job: PodsJob) -> list[Che
 LABELS_OF_UP = {"__name__", "job", "instance"}
 
 
-def discovered(prometheus: servers.Prometheus, victoria: servers.Prometheus, job: PodsJob) -> Check:
-    """Return whether Kubernetes discovery finds the targets that Prometheus has from the file, by the same labels."""
+def check_discovery(prometheus: servers.Prometheus, victoria: servers.Prometheus, job: PodsJob) -> Check:
+    """Return whether Kubernetes discovery finds the targets that Prometheus has from the file."""
 
     def targets(server: servers.Prometheus) -> set[tuple[str, str]]:
         return {(one["metric"]["job"], one["metric"]["instance"]) for one in server.query("up == 1")}
@@ -242,8 +238,8 @@ def discovered(prometheus: servers.Prometheus, victoria: servers.Prometheus, job
     )
 
 
-def fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob) -> Outcome:
-    """Let it train for a while, slow rank 0 down, and wait for the notification."""
+def inject_fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob) -> Outcome:
+    """Train for a while, slow down rank 0, and wait for the notification."""
     time.sleep(QUIET_FOR)
     false = [one.name for one in webhook.firing() if one.labels.get("run") == job.run]
     onset = job.change(ranks={0: EXTRA})
@@ -258,8 +254,8 @@ def fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob
     return Outcome(job.run, {}, json.dumps(prometheus.query("ALERTS"))[:200], None, false)
 
 
-def notified(outcome: Outcome) -> Check:
-    """Return whether it is the right alert and the only one."""
+def check_notification(outcome: Outcome) -> Check:
+    """Return whether the right alert was notified, and no other."""
     labels = outcome.labels
     is_right = (
         labels.get("alertname") == ALERT and labels.get("node") == NODE and labels.get("job") in (None, "rankscope")
@@ -268,8 +264,8 @@ def notified(outcome: Outcome) -> Check:
     return Check(f"{outcome.run}: rank 0 is notified, and nothing before", is_right and not outcome.false, found)
 
 
-def unalarmed(webhook: WebhookReceiver, job: PodsJob) -> Check:
-    """Return whether nobody is notified of the end of the job, whose pods are deleted."""
+def check_silence(webhook: WebhookReceiver, job: PodsJob) -> Check:
+    """Return whether the end of the job, whose pods are deleted, causes no notification."""
     before = len(webhook.notifications)
     time.sleep(QUIET_AFTER)
     found = sorted(
@@ -278,50 +274,50 @@ def unalarmed(webhook: WebhookReceiver, job: PodsJob) -> Check:
     return Check(f"{job.run}: its end is not notified", not found, ", ".join(found) or "nothing")
 
 
-def changed(cluster: Cluster) -> list[Check]:
-    """Switch on what is off by default, and return what of it is there."""
+def check_options(cluster: Cluster) -> list[Check]:
+    """Enable the options that are off by default, and check them."""
     values = f"--set=runDirectory.tmpfs.enabled=true,state.hostPath={STATE}"
     release("upgrade", cluster, values)
-    checks = [limited(cluster), stateful(cluster, "nobody", 65534)]
+    checks = [check_run_directory(cluster), check_state(cluster, "the exporter's user", 65534)]
     release("upgrade", cluster, values, "--set=podAttribution.enabled=true")
-    pods = inside(cluster, "python", "-c", ASK_THE_KUBELET)
+    pods = run_in_exporter(cluster, "python", "-c", LIST_PODS)
     return [
         *checks,
-        stateful(cluster, "root", 0),
-        unprivileged(cluster, "with pod attribution it is uid 0, and has no capability", 0),
+        check_state(cluster, "root", 0),
+        check_user(cluster, "with pod attribution it is uid 0 without capabilities", 0),
         Check("the kubelet lists its pods to it", _ready(cluster)[0]["metadata"]["name"] in pods, pods[:200]),
     ]
 
 
-def inside(cluster: Cluster, *command: str) -> str:
-    """Return what a command in the exporter's container prints."""
+def run_in_exporter(cluster: Cluster, *command: str) -> str:
+    """Return the output of a command in the exporter's container."""
     (pod,) = _ready(cluster)
     name = pod["metadata"]["name"]
-    return cluster.kubectl("-n", ITS_NAMESPACE, "exec", name, "-c", "exporter", "--", *command).strip()
+    return cluster.kubectl("-n", CHART_NAMESPACE, "exec", name, "-c", "exporter", "--", *command).strip()
 
 
-def limited(cluster: Cluster) -> Check:
-    """Return whether the run directory is a tmpfs of its own."""
-    mount = inside(cluster, "stat", "-f", "-c", "%T, %c inodes", "/run/rankscope")
-    mode = inside(cluster, "stat", "-c", "%a", "/run/rankscope")
+def check_run_directory(cluster: Cluster) -> Check:
+    """Return whether the run directory is a separate tmpfs."""
+    mount = run_in_exporter(cluster, "stat", "-f", "-c", "%T, %c inodes", "/run/rankscope")
+    mode = run_in_exporter(cluster, "stat", "-c", "%a", "/run/rankscope")
     is_right = (mount, mode) == ("tmpfs, 4096 inodes", "1777")
-    return Check("the run directory is a tmpfs with limits, for all to write", is_right, f"{mount}, mode {mode}")
+    return Check("the run directory is a limited tmpfs that all users may write to", is_right, f"{mount}, mode {mode}")
 
 
-def stateful(cluster: Cluster, user: str, uid: int) -> Check:
-    """Return whether the exporter's state is in a directory on the node that is its own."""
+def check_state(cluster: Cluster, user: str, uid: int) -> Check:
+    """Return whether the exporter's state is in its own directory on the node."""
     stated = ("stat", "-c", "%u %a %n", "/var/lib/rankscope", "/var/lib/rankscope/findings.json")
-    wait_for(lambda: "findings.json" in inside(cluster, "ls", "/var/lib/rankscope"), 60)
-    found = inside(cluster, *stated).replace("\n", ", ")
+    wait_for(lambda: "findings.json" in run_in_exporter(cluster, "ls", "/var/lib/rankscope"), 60)
+    found = run_in_exporter(cluster, *stated).replace("\n", ", ")
     is_right = found.startswith(f"{uid} 700 /var/lib/rankscope, {uid} ")
-    return Check(f"its state is on the node and {user}'s", is_right, found)
+    return Check(f"its state is on the node and belongs to {user}", is_right, found)
 
 
-def uninstalled(cluster: Cluster) -> list[Check]:
-    """Uninstall it, and return whether the cluster has anything left of it."""
-    cluster.helm("uninstall", RELEASE, f"--namespace={ITS_NAMESPACE}", "--wait")
-    wait_for(lambda: not _left(cluster), 60)
-    left = _left(cluster)
+def check_uninstall(cluster: Cluster) -> list[Check]:
+    """Uninstall the chart, and return whether the cluster has any of its objects left."""
+    cluster.helm("uninstall", RELEASE, f"--namespace={CHART_NAMESPACE}", "--wait")
+    wait_for(lambda: not _leftover_objects(cluster), 60)
+    left = _leftover_objects(cluster)
     return [
         Check(
             "helm uninstall leaves no object", not left, ", ".join(left) or "nothing; the node keeps its run directory"
@@ -329,7 +325,7 @@ def uninstalled(cluster: Cluster) -> list[Check]:
     ]
 
 
-def _left(cluster: Cluster) -> list[str]:
+def _leftover_objects(cluster: Cluster) -> list[str]:
     selectors = ("app.kubernetes.io/name=rankscope", "owner=helm")
     return [
         name

@@ -1,4 +1,4 @@
-"""The cluster that cluster.sh starts, and the clients that talk to it."""
+"""The cluster that cluster.sh starts, and its clients."""
 
 from __future__ import annotations
 
@@ -22,29 +22,27 @@ Manifest = dict[str, Any]
 
 
 class Process(NamedTuple):
-    """What the kernel says of a container's first process."""
+    """Privileges of a container's first process, from the kernel."""
 
     uid: int
     capabilities: int
-    """The effective ones, as bits."""
+    """Effective capabilities as bits."""
     seccomp: int
     """2 is a filter."""
 
 
 class Cluster:
-    """A running cluster of one node."""
-
     def __init__(self, directory: Path) -> None:
         self.programs = directory / "root/usr/bin"
         self.kubeconfig = directory / "kubeconfig"
         self._environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(directory / "cache")}
 
     def kubectl(self, *arguments: str) -> str:
-        """Return what kubectl prints. Raises RuntimeError."""
+        """Return the output of kubectl. Raises RuntimeError."""
         return self._run("kubectl", arguments)
 
     def helm(self, *arguments: str) -> str:
-        """Return what helm prints. Raises RuntimeError."""
+        """Return the output of helm. Raises RuntimeError."""
         return self._run("helm", arguments)
 
     def apply(self, *documents: Manifest) -> None:
@@ -52,12 +50,11 @@ class Cluster:
         self._run("kubectl", ("apply", "--validate=false", "-f", "-"), yaml.safe_dump_all(documents))
 
     def items(self, kind: str, *arguments: str) -> list[Manifest]:
-        """Return the objects of a kind."""
         found: list[Manifest] = json.loads(self.kubectl("get", kind, "-o", "json", *arguments))["items"]
         return found
 
     def discovery(self) -> Manifest:
-        """Return the `kubernetes_sd_configs` of whoever may read everything."""
+        """Return `kubernetes_sd_configs` of a user who may read everything."""
         configuration = yaml.safe_load(self.kubeconfig.read_text())
         (cluster,), (user,) = configuration["clusters"], configuration["users"]
         files = {"ca_file": cluster["cluster"]["certificate-authority"]}
@@ -91,7 +88,7 @@ def _text(path: Path) -> str:
 
 @contextmanager
 def running(directory: Path) -> Iterator[Cluster]:
-    """Build what is missing, and run an empty cluster that has this checkout's image."""
+    """Build missing programs, and run an empty cluster with this checkout's image."""
     for command in (["build", directory], ["image", directory, IMAGE], ["up", directory]):
         subprocess.run([SCRIPT, *map(str, command)], check=True)
     try:

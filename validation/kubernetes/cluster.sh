@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # A Kubernetes of one node, for `make kubernetes`: API server, controller manager, scheduler, kubelet and containerd.
-# Needs root on Debian 12 with Debian's mirror and PyPI; installs nothing, all of it is below DIR.
+# Needs root on Debian 12 with Debian's mirror and PyPI; installs nothing: everything is below DIR.
 #
-#     cluster.sh build DIR          compile Debian's Kubernetes and unpack what it needs, once
+#     cluster.sh build DIR          compile Debian's Kubernetes and unpack its dependencies, once
 #     cluster.sh image DIR NAME     build the exporter's image on Debian's Python, once
 #     cluster.sh up DIR             start an empty cluster and wait for its node
 #     cluster.sh down DIR           stop it
 #
-# Kubernetes is 1.20.2, which Debian has the source of. There is no DNS, no Service proxy and no way out of the pods'
-# network; pods and this machine reach each other by address. The node has a /run of its own, in memory.
+# Kubernetes is 1.20.2, whose source Debian has. There is no DNS, no Service proxy and no route out of the pods' network;
+# pods and this machine reach each other by address. The node has its own /run, in memory.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "$0")/../.." && pwd)
@@ -18,10 +18,10 @@ API=$PORT ETCD=$((PORT + 1)) PEER=$((PORT + 2)) MANAGER=$((PORT + 3)) SCHEDULER=
 HEALTH=$((PORT + 6))
 PAUSE=localhost/rankscope/pause:1 BASE=localhost/rankscope/base:1
 
-say() { printf 'rankscope: %s\n' "$*" >&2; }
-fail() { say "$*"; exit 1; }
+log() { printf 'rankscope: %s\n' "$*" >&2; }
+fail() { log "$*"; exit 1; }
 
-# --- Packages. apt has lists of its own, so that the machine's are not changed; packages are unpacked, not installed.
+# --- Packages. apt uses separate lists, so that the machine's are not changed; packages are unpacked, not installed.
 
 prepare_apt() {
     mkdir -p "$DIR"/apt/lists/partial "$DIR"/apt/cache/archives/partial
@@ -30,11 +30,11 @@ prepare_apt() {
     [ ! -s "$DIR/apt/sources.list" ] || return 0
     apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(CODENAME) $(COMPONENT)' 'Created-By: Packages' |
         sed -n 's/^Debian \(.*\)/deb \1\ndeb-src \1/p' >"$DIR/apt/sources.list"
-    [ -s "$DIR/apt/sources.list" ] || fail "apt knows no mirror of Debian: run apt-get update"
+    [ -s "$DIR/apt/sources.list" ] || fail "apt has no mirror of Debian: run apt-get update"
     "${APT[@]}" update
 }
 
-# Packages, with the libraries that this machine lacks.
+# Unpack packages, with the libraries that this machine lacks.
 unpack() {
     local package
     (cd "$DIR/apt/cache/archives" && "${APT[@]}" download "$@")
@@ -56,7 +56,7 @@ build() {
     mkdir -p "$DIR/bin" "$DIR/root"
     prepare_apt
     rm -rf --one-file-system "$DIR/src"
-    say "building Kubernetes in $DIR (once: 5 minutes, 0.6 GB)"
+    log "building Kubernetes in $DIR (once: 5 minutes, 0.6 GB)"
     unpack golang-1.19-go golang-1.19-src golang-github-modern-go-reflect2-dev containerd runc \
         containernetworking-plugins busybox-static victoria-metrics
     (compile)
@@ -79,22 +79,22 @@ compile() {
     "${APT[@]}" source kubernetes >/dev/null
     mv kubernetes-*/ "$tree"
     cd "$tree"
-    # This tree's reflect2 reads maps as the runtime had them before Go 1.18.
+    # This tree's reflect2 reads maps in the runtime's layout before Go 1.18.
     rm -r vendor/github.com/modern-go/reflect2
     cp -rL "$DIR/root/usr/share/gocode/src/github.com/modern-go/reflect2" vendor/github.com/modern-go/
     generate
-    # Debian's version number is a higher one than what the source is.
+    # Debian's version number is higher than the source's.
     for variable in component-base/version client-go/pkg/version; do
         variable=k8s.io/kubernetes/vendor/k8s.io/$variable.git
         flags+=" -X ${variable}Version=v1.20.2 -X ${variable}Major=1 -X ${variable}Minor=20"
     done
     for program in kube-apiserver kube-controller-manager kube-scheduler kubelet; do
-        say "compiling $program"
+        log "compiling $program"
         "$go/bin/go" build -o "$DIR/bin/$program" -ldflags "$flags" "./cmd/$program"
     done
 }
 
-# The OpenAPI definitions, which the source package leaves to its makefile.
+# Generate the OpenAPI definitions, which the source package leaves to its makefile.
 generate() {
     local staged=staging/src/k8s.io program
     "$go/bin/go" build -o "$DIR/src/openapi-gen" ./vendor/k8s.io/kube-openapi/cmd/openapi-gen
@@ -117,7 +117,7 @@ definitions() { # OUTPUT FOLDER...: of the packages in these folders that ask fo
         -h vendor/k8s.io/code-generator/hack/boilerplate.go.txt -r /dev/null
 }
 
-# An image of one layer, in the format of `docker save`.
+# Make an image of one layer, in the format of `docker save`.
 archive() { # FOLDER NAME FILE
     local made=$DIR/src/archive sum
     mkdir -p "$made" "${3%/*}"
@@ -133,7 +133,7 @@ END
     rm -r "$made"
 }
 
-# --- The exporter's image, from its Dockerfile. What it is based on is Debian's Python: no registry is asked.
+# --- The exporter's image, from its Dockerfile, with Debian's Python as its base: no registry is used.
 
 image() { # NAME
     local store=$DIR/src/store libraries from
@@ -143,7 +143,7 @@ image() { # NAME
         unpack debootstrap buildah golang-github-containers-common golang-github-containers-image
     [ -e "$DIR/base.tar" ] || bootstrap
     libraries=/usr/lib/$(uname -m)-linux-gnu
-    # buildah starts itself again and again: its libraries have to be where the linker looks.
+    # buildah starts itself again: its libraries must be in the linker's path.
     mount -t overlay overlay -o "lowerdir=$libraries:$DIR/root$libraries" "$libraries"
     mount -t tmpfs tmpfs /var/lib
     [ ! -d /etc/containers ] || mount -t tmpfs tmpfs /etc/containers # the machine's own settings
@@ -153,7 +153,7 @@ image() { # NAME
     }
     local policy=--signature-policy=$DIR/root/etc/containers/policy.json volumes=(-v /etc/ssl/certs:/etc/ssl/certs:ro)
     [ ! -e /etc/pip.conf ] || volumes+=(-v /etc/pip.conf:/etc/pip.conf:ro)
-    say "building the exporter's image"
+    log "building the exporter's image"
     buildah pull -q $policy "docker-archive:$DIR/base.tar" >/dev/null
     for from in $(sed -n 's/^FROM \([^ ]*\).*/\1/p' "$ROOT/exporter/Dockerfile" | sort -u); do
         buildah tag $BASE "$from"
@@ -166,7 +166,7 @@ image() { # NAME
 }
 
 bootstrap() {
-    say "bootstrapping Debian"
+    log "bootstrapping Debian"
     local mirror codename
     mirror=$(cut -d ' ' -f 2 "$DIR/apt/sources.list" | head -n 1)
     codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
@@ -204,7 +204,7 @@ up() {
         --service-account-private-key-file="$RUN/pki/accounts.key"
     start kube-scheduler "$DIR/bin/kube-scheduler" "${common[@]}" --secure-port=$SCHEDULER \
         --cert-dir="$RUN/pki/scheduler"
-    # A kubelet takes no loopback address for its own, but keeps the one that a cloud provider has given its node.
+    # A kubelet accepts no loopback address of its own, but keeps the one that a cloud provider set for its node.
     ask /api/v1/nodes -o /dev/null -H 'Content-Type: application/json' -d '{"metadata": {"name": "'$NODE'", "labels":
         {"kubernetes.io/hostname": "'$NODE'", "nvidia.com/gpu.present": "true"}}, "status": {"addresses":
         [{"type": "InternalIP", "address": "127.0.0.1"}], "capacity": {"pods": "110"}, "allocatable": {"pods": "110"}}}'
@@ -253,7 +253,7 @@ evictionHard: {memory.available: 50Mi, nodefs.available: 1%, imagefs.available: 
 volumePluginDir: $RUN/plugins
 END
     echo "nameserver 127.0.0.1" >"$RUN/resolv.conf"
-    # A machine that is a container itself may not lower OOM scores.
+    # In a container, a process may not lower OOM scores.
     cat >"$RUN/containerd.toml" <<END
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -269,10 +269,10 @@ END
 END
 }
 
-# What runs in the node's mount namespace, which ends with its last process.
+# Runs in the node's mount namespace, which ends with its last process.
 node() {
     local place value
-    # Places whose names are compiled in, from below DIR; a folder that is made for that is noted.
+    # Hard-coded directories, mounted from below DIR; created ones are recorded for removal.
     for place in /var/lib/kubelet /var/lib/cni /var/log/pods /var/log/containers; do
         [ -d $place ] || { mkdir -p $place && echo $place >>"$RUN/made"; }
         mkdir -p "$RUN/mounts$place"
@@ -280,14 +280,14 @@ node() {
     done
     mount -t tmpfs -o mode=755 tmpfs /run
     mount --make-rshared / # as systemd does on a node
-    # The kubelet and the bridge set these for the whole machine: here they write into files.
+    # The kubelet and the bridge set these for the whole machine: here they write to files.
     for value in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
         kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000 net/ipv4/ip_forward=1; do
         place=$RUN/sysctl/$(tr / . <<<"${value%=*}")
         echo "${value#*=}" >"$place"
         mount --bind "$place" "/proc/sys/${value%=*}"
     done
-    export PATH=$DIR/root/usr/bin:$DIR/root/usr/sbin:$PATH AWS_EC2_METADATA_DISABLED=true # else a cloud is asked
+    export PATH=$DIR/root/usr/bin:$DIR/root/usr/sbin:$PATH AWS_EC2_METADATA_DISABLED=true # else it queries a cloud
     start containerd containerd -c "$RUN/containerd.toml" --address "$RUN/containerd.sock" --root "$RUN/containerd/root" \
         --state "$RUN/containerd/state"
     wait_for 60 containerd containers version
@@ -300,7 +300,7 @@ node() {
 down() {
     local name pids _
     [ -d "$RUN/pid" ] || return 0
-    # The kubelet first: it would start again what ends. etcd last.
+    # The kubelet first, because it restarts what ends. etcd last.
     for name in kubelet kube-scheduler kube-controller-manager kube-apiserver etcd; do
         ! is_alive $name || kill "$(cat "$RUN/pid/$name")"
         for _ in {1..50}; do is_alive $name || break; sleep 0.1; done
@@ -354,7 +354,7 @@ case "${1:-} $#" in
 esac
 DIR=$(realpath -m "$2") RUN=$DIR/run
 case $1 in
-    # What is mounted for the build ends with it.
+    # The mounts of the build end with it.
     image) exec unshare --mount --propagation private bash "$0" image_alone "$2" "$3" ;;
     image_alone) image "$3" ;;
     *) "$1" ;;

@@ -17,7 +17,7 @@ META = "__meta_kubernetes_"
 
 
 class Discovery:
-    """Writes the file while its context lasts: targets with the labels that `role: pod` gives them."""
+    """A file of targets with the labels of `role: pod`, updated until its block ends."""
 
     def __init__(self, cluster: Cluster, file: Path) -> None:
         self._cluster, self._file = cluster, file
@@ -46,7 +46,7 @@ class Discovery:
 
 
 def targets(pod: Manifest) -> Iterator[Manifest]:
-    """Return a target group for each port of the pod's containers."""
+    """Yield a target group for each port of the pod's containers."""
     metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]
     if not status.get("podIP"):
         return

@@ -1,4 +1,4 @@
-"""The test job as a Job of two pods, made of examples/kubernetes."""
+"""The test job as a Job of two pods, made from examples/kubernetes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples/kubernetes"
 NAMESPACE = "training"
 USER = 1000
-"""Neither root nor the exporter's."""
+"""Neither root nor the exporter's user."""
 
 
 class PodsJob(TrainingJob):
@@ -23,19 +23,19 @@ class PodsJob(TrainingJob):
     ranks = 2
 
     def __init__(self, cluster: Cluster, directory: Path, pattern: str, run: str) -> None:
-        """`pattern` is a folder of the examples; the pods share `directory`."""
+        """Prepare the job. `pattern` is a folder of the examples; the pods share `directory`."""
         super().__init__(directory, run, Path())
         directory.chmod(0o777)
         self._cluster, self._shared, self._pattern = cluster, directory, pattern
 
-    def start(self, **everybody: Any) -> None:
+    def start(self, **common: Any) -> None:
         """Create the Job, its ranks with this behavior from the first step on."""
-        self._control.everybody = everybody
+        self._control.common = common
         self._control.write(from_step=0)
         self._cluster.apply(manifest(self._pattern, self.run, self._shared))
 
     def is_running(self) -> bool:
-        """Return whether the Job is there and none of its pods has failed."""
+        """Return whether the Job exists and none of its pods has failed."""
         found = self._cluster.items("job", "-n", NAMESPACE)
         return any(one["metadata"]["name"] == self.run and not one["status"].get("failed") for one in found)
 
@@ -44,13 +44,13 @@ class PodsJob(TrainingJob):
         self._cluster.kubectl("-n", NAMESPACE, "delete", "job", self.run, "--cascade=foreground", "--timeout=120s")
 
     def last_output(self) -> str:
-        """Return the end of what its pods have printed."""
+        """Return the end of the pods' output."""
         selector = f"--selector=job-name={self.run}"
         return self._cluster.kubectl("-n", NAMESPACE, "logs", selector, "--container=trainer", "--tail=15", "--prefix")
 
 
 def manifest(pattern: str, name: str, shared: Path) -> Manifest:
-    """Return the example's Job with our image and training, and without what Kubernetes 1.20 and this node lack."""
+    """Return the example's Job with our image and training, without fields that Kubernetes 1.20 or this node lacks."""
     documents = yaml.safe_load_all((EXAMPLES / pattern / "job.yaml").read_text())
     (job,) = (document for document in documents if document["kind"] == "Job")
     job["metadata"] = {"name": name, "namespace": NAMESPACE}
@@ -59,12 +59,12 @@ def manifest(pattern: str, name: str, shared: Path) -> Manifest:
     del pod["subdomain"]
     (trainer,) = pod["containers"]
     _train(trainer, shared)
-    # An ordinary container, as there are no native sidecars yet: the Job does not complete by itself.
+    # An ordinary container, because there are no native sidecars yet: the Job does not complete by itself.
     for sidecar in pod.pop("initContainers", []):
         del sidecar["restartPolicy"]
         sidecar["image"] = IMAGE_NAME
         pod["containers"].append(sidecar)
-    # An interpreter below /root: the image's is closed to other users.
+    # A volume for an interpreter below /root: the image's directory is closed to other users.
     pod["volumes"].append({"name": "root", "emptyDir": {}})
     trainer["volumeMounts"].append({"name": "root", "mountPath": "/root"})
     for number, path in enumerate(_folders(shared)):
@@ -75,13 +75,13 @@ def manifest(pattern: str, name: str, shared: Path) -> Manifest:
 
 
 def _folders(shared: Path) -> list[Path]:
-    """Return this machine's folders that the job needs: interpreter, torch, checkout, and the one that is shared."""
+    """Return this machine's folders that the job needs: interpreter, torch, checkout, and the shared one."""
     wanted = {ROOT, Path(sys.prefix), Path(sys.base_prefix), shared}
     return sorted(path for path in wanted if not any(path.is_relative_to(other) for other in wanted - {path}))
 
 
 def _train(trainer: Manifest, shared: Path) -> None:
-    """Let the container run the test job. There is no DNS: torchrun meets in a file and names pods by address."""
+    """Run the test job in the container. There is no DNS: torchrun uses a file, and pods are named by address."""
     del trainer["resources"]
     trainer["image"], trainer["workingDir"] = IMAGE_NAME, str(ROOT)
     trainer["securityContext"] = {"runAsUser": USER, "allowPrivilegeEscalation": False}

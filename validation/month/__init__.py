@@ -1,6 +1,6 @@
 """A month in an hour: healthy and faulty runs as series over simulated weeks, judged by the real rules.
 
-Data flows one way: what a run is (plan) → what its ranks do (steps) → what exporters show (record) → what a Prometheus
-that scrapes them has (samples) → which stretches may tell of anything (quiet) → what the rules tell of them (engine) →
-figures (report).
+Data flows one way: a run's properties (plan) → its ranks' steps (steps) → an exporter's values (record) → Prometheus'
+samples (samples) → the stretches in which an alert is possible (quiet) → the alerts of the rules (engine) → figures
+(report).
 """

@@ -1,13 +1,13 @@
-"""Judge simulated weeks of healthy and faulty runs by the production rules: false alarms, and how soon they alert.
+"""Judge simulated weeks of healthy and faulty runs with the production rules: false alarms, and time to alert.
 
-    make month                                         what is not in the ledger yet, of a thousand days of runs
+    make month                                         runs that are not in the ledger yet, of a thousand days
     python -m validation.month --days 0 100            only these, and no faults
-    python -m validation.month --faults 10             this many runs of each fault and dose
-    python -m validation.month --rules c6cba88         by the rules of that revision, for comparison
-    python -m validation.month --table                 what the ledger has so far; runs nothing
+    python -m validation.month --faults 10             this number of runs of each fault and dose
+    python -m validation.month --rules c6cba88         with the rules of that revision, for comparison
+    python -m validation.month --table                 print the ledger; run nothing
 
-Days without a fault count false alarms; runs with a fault count how long it takes to alert. The ledger has a line of
-JSON for each. Each day and run is drawn from its number, so that everybody gets the same.
+Days without a fault count false alarms; runs with a fault count the time to alert. The ledger has a line of JSON for
+each. Each day and run is drawn from its number, so that it is reproducible.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from validation.month.record import simulate
 from validation.month.report import body
 from validation.month.samples import Stretch
 
-TOGETHER = 8  # tasks that a process takes at a time
-RANKS_TOGETHER = 128  # in one Prometheus
-WHOLE = 50  # of so many days one is judged whole, too
+TASKS_PER_CALL = 8  # tasks that a process gets at a time
+MAX_RANKS = 128  # in one Prometheus
+WHOLE_EVERY = 50  # one of 50 days is also judged completely
 SHIPPED = HERE / "rules/15s.yml"
 BEFORE_THE_TIERS = "deploy/prometheus/rules/production/rankscope.yml"
 
@@ -54,18 +54,18 @@ class Task(NamedTuple):
 
 
 def tasks(days: range, faults: int) -> Iterator[Task]:
-    """All that is to be done, in an order in which a part of it is a fair sample."""
+    """Yield all tasks, in an order in which the first ones are a fair sample."""
     for number in range(faults):
         for fault, dose in [*product(plans.FAULTS, DOSES), (HANG, 1.0)]:
             yield Task(f"{fault}/{dose:g}/{number}", "fault", number, fault, dose)
     for number in days:
         yield Task(f"day/{number}", "day", number)
-        if number % WHOLE == WHOLE - 1:
+        if number % WHOLE_EVERY == WHOLE_EVERY - 1:
             yield Task(f"whole/{number}", "whole", number)
 
 
 def judge(these: Sequence[Task], rules: Path) -> list[Line]:
-    """A line of the ledger for each."""
+    """Return a line of the ledger for each task."""
     kept: dict[Task, list[Stretch]] = {}
     for task in these:
         plan = task.plan()
@@ -74,7 +74,7 @@ def judge(these: Sequence[Task], rules: Path) -> list[Line]:
         kept[task] = list(quiet.stretches(plan, record)) if task.kind == "day" else whole
     fired: dict[int, list[Firing]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        for together in _together([stretch for found in kept.values() for stretch in found]):
+        for together in _grouped([stretch for found in kept.values() for stretch in found]):
             for stretch, firings in fire(together, rules, Path(directory)).items():
                 fired[id(stretch)] = firings
     return [
@@ -82,11 +82,11 @@ def judge(these: Sequence[Task], rules: Path) -> list[Line]:
     ]
 
 
-def _together(stretches: list[Stretch]) -> Iterator[list[Stretch]]:
-    """As many as fit into one Prometheus, about equally long."""
+def _grouped(stretches: list[Stretch]) -> Iterator[list[Stretch]]:
+    """Yield groups of stretches of similar length that fit into one Prometheus."""
     together: list[Stretch] = []
     for stretch in sorted(stretches, key=len):
-        if together and sum(one.plan.ranks for one in together) + stretch.plan.ranks > RANKS_TOGETHER:
+        if together and sum(one.plan.ranks for one in together) + stretch.plan.ranks > MAX_RANKS:
             yield together
             together = []
         together.append(stretch)
@@ -114,7 +114,7 @@ def _line(task: Task, stretches: list[Stretch], firings: list[Firing]) -> Line:
 
 
 def _rules(revision: str | None, directory: Path) -> Path:
-    """The shipped ones, or those of another revision as they were then."""
+    """Return the shipped rules, or those of another revision."""
     if revision is None:
         return engine.rules(directory)
     path = directory / "rules.yml"
@@ -124,32 +124,32 @@ def _rules(revision: str | None, directory: Path) -> Path:
         if done.returncode == 0:
             path.write_text(done.stdout)
             return path
-    sys.exit(f"month: --rules: git knows no rules of {revision}")
+    sys.exit(f"month: --rules: git has no rules of {revision}")
 
 
 def _run(todo: list[Task], ledger: Ledger, rules: Path, processes: int) -> None:
-    parts = [todo[begin : begin + TOGETHER] for begin in range(0, len(todo), TOGETHER)]
+    parts = [todo[begin : begin + TASKS_PER_CALL] for begin in range(0, len(todo), TASKS_PER_CALL)]
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(judge, part, rules) for part in parts]
         for number, done in enumerate(as_completed(running), start=1):
             if (failure := done.exception()) is not None:
-                print(f"a part failed: {failure!r}; waiting for the other one", flush=True)
-                pool.shutdown(cancel_futures=True)  # do not wait for all the others, which take hours
+                print(f"a part failed: {failure!r}; waiting for running parts", flush=True)
+                pool.shutdown(cancel_futures=True)  # do not run all the others, which take hours
                 raise failure
             ledger.add(*done.result())
             print(f"{time.strftime('%H:%M:%S')}  {number}/{len(parts)}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is not in the ledger yet, then publish."""
+    """Run tasks that are not in the ledger yet, then publish."""
     parser = report.parser(__doc__, prog="make month", save=report.Directories())
     parser.add_argument("--days", type=int, nargs=2, metavar=("FIRST", "BEFORE"), default=[0, 1000])
     parser.add_argument(
         "--faults", type=int, metavar="N", help="runs of each fault and dose (default: 10; with --days none)"
     )
-    parser.add_argument("--rules", metavar="REVISION", help="by default those of this tree")
+    parser.add_argument("--rules", metavar="REVISION", help="default: the rules of this tree")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
+    parser.add_argument("--table", action="store_true", help="print the ledger, run nothing")
     options = parser.parse_args(arguments)
     faults = options.faults if options.faults is not None else 10 if options.days == [0, 1000] else 0
     name = f"month_{options.rules}" if options.rules else "month"

@@ -1,4 +1,4 @@
-"""The real rules in Prometheus' own engine (promtool): which alerts fire in a stretch of a run, and when."""
+"""Run the real rules in Prometheus' own engine (promtool): which alerts fire in a stretch of a run, and when."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from testing.promtool import ENVIRONMENT
 from validation.month.record import SCRAPE
 from validation.month.samples import Line
 
-# promtool's complaint: the time of an expression, and what it had.
+# promtool's output: the time of an expression, and its result.
 EVALUATION = re.compile(r"time: (\S+),")
 FIRING = re.compile(r"\{([^{}]*alertname=[^{}]*)\}")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# promtool evaluates at the very moment of a scrape, and its 2.42 counts the samples at both ends of a range: one more
-# than any Prometheus sees. So ranges of what is scraped are a second shorter.
+# promtool evaluates at the time of a scrape, and version 2.42 includes the samples at both ends of a range: one more
+# than a Prometheus sees. So ranges of scraped series are a second shorter.
 RANGES = {"window": "44s", "long_window": "74s", "device_window": "299s"}
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
-TOLD = ("rank", "cause", "phase", "severity", "gpu")
+WRITTEN_LABELS = ("rank", "cause", "phase", "severity", "gpu")
 
 Labels = tuple[tuple[str, str], ...]
 
 
 class Scrapes(Protocol):
-    """What a Prometheus has of one run or node."""
+    """The samples of one run or node in a Prometheus."""
 
     def __len__(self) -> int: ...
 
     @property
     def begin(self) -> float:
-        """When the first scrape is, in seconds."""
+        """The time of the first scrape in seconds."""
 
     def has(self, names: set[str]) -> bool:
-        """Whether one of these values of labels names it."""
+        """Return whether one of these label values names it."""
 
     def lines(self) -> Iterator[Line]:
-        """Return the series as promtool reads them."""
+        """Yield the series in promtool's notation."""
 
 
 SomeScrapes = TypeVar("SomeScrapes", bound=Scrapes)
@@ -51,23 +51,23 @@ SomeScrapes = TypeVar("SomeScrapes", bound=Scrapes)
 
 @dataclass(frozen=True)
 class Firing:
-    """An alert, from one evaluation to another without a break. Seconds of the run."""
+    """An alert that fires from one evaluation to another without a break. Seconds of the run."""
 
     labels: Labels
     begins: float
     ends: float
     lasts: bool
-    """Whether it fires when the stretch ends."""
+    """Whether it still fires at the end of the stretch."""
 
     def line(self) -> dict[str, object]:
-        """As it is written down."""
+        """Return the alert as the ledger has it."""
         labels = dict(self.labels)
-        told = {name: labels[name] for name in TOLD if name in labels}
-        return {"alert": labels["alertname"], **told, "begins": self.begins, "ends": self.ends, "lasts": self.lasts}
+        written = {name: labels[name] for name in WRITTEN_LABELS if name in labels}
+        return {"alert": labels["alertname"], **written, "begins": self.begins, "ends": self.ends, "lasts": self.lasts}
 
 
 def rules(directory: Path) -> Path:
-    """The shipped ones, as this engine has to have them."""
+    """Return the shipped rules, adapted to this engine."""
     ranges, path = directory / "ranges.yml", directory / "rules.yml"
     ranges.write_text(json.dumps(RANGES))
     path.write_text(render.group(render.Speed("15s", int(SCRAPE)), own=ranges))
@@ -75,7 +75,7 @@ def rules(directory: Path) -> Path:
 
 
 def fire(stretches: Sequence[SomeScrapes], rules: Path, directory: Path) -> dict[SomeScrapes, list[Firing]]:
-    """All that fires in these, as runs of one Prometheus. Raises RuntimeError if promtool does not understand."""
+    """Return all alerts in these stretches, as runs of one Prometheus. Raises RuntimeError if promtool fails."""
     interval = f"{int(SCRAPE)}s"
     asked = [
         {"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{int(SCRAPE * number)}s", "exp_samples": []}
@@ -88,17 +88,17 @@ def fire(stretches: Sequence[SomeScrapes], rules: Path, directory: Path) -> dict
     path.write_text(json.dumps(document))
     command = [servers.program("promtool"), "test", "rules", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    said = done.stdout + done.stderr
-    if done.returncode and "got:" not in said:
-        raise RuntimeError(f"promtool: {said[:2000]}")
-    return _firings(stretches, _active(said))
+    output = done.stdout + done.stderr
+    if done.returncode and "got:" not in output:
+        raise RuntimeError(f"promtool: {output[:2000]}")
+    return _firings(stretches, _active(output))
 
 
-def _active(said: str) -> dict[Labels, list[float]]:
-    """By its labels, the times at which an alert fired."""
+def _active(output: str) -> dict[Labels, list[float]]:
+    """Return the times at which each alert fired, by its labels."""
     found: dict[Labels, list[float]] = {}
     when = 0.0
-    for text in said.splitlines():
+    for text in output.splitlines():
         if time := EVALUATION.search(text):
             when = sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([hms])", time.group(1)))
         for one in FIRING.findall(text):
@@ -118,7 +118,7 @@ def _firings(stretches: Sequence[SomeScrapes], active: dict[Labels, list[float]]
 
 
 def _intervals(stretch: Scrapes, labels: Labels, times: list[float]) -> list[Firing]:
-    """Those within the stretch: a shorter one than others beside it has an end that is none."""
+    """Return the intervals within the stretch: in a test with longer ones, a short stretch has an artificial end."""
     last = SCRAPE * (len(stretch) - 1)
     times = [time for time in times if time <= last]
     found, begins = [], times[0] if times else 0.0

@@ -1,11 +1,11 @@
-"""Judge simulated runs of one node as an exporter does, once a second: false alarms, and how soon faults are found.
+"""Judge simulated runs of one node as an exporter does, once a second: false alarms, and time to find faults.
 
     python -m validation.month.local --days 0 100         days of healthy runs
-    python -m validation.month.local --faults 10          this many runs of each fault and dose
-    python -m validation.month.local --whole --days 0 10  poll each second of the quiet stretches, too
+    python -m validation.month.local --faults 10          this number of runs of each fault and dose
+    python -m validation.month.local --whole --days 0 10  poll every second of quiet stretches, too
 
-Runs are those of `make month` that have eight ranks. In stretches in which nothing comes near a loss that alerts an
-exporter polls once in 15 seconds here; with `--whole` once a second, to show that this changes nothing.
+Runs are those of `make month` with eight ranks. In stretches without a loss near the limit of an alert, it polls once
+in 15 seconds instead of once a second; `--whole` shows that this changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS = {
     "throttled GPUs": "throttling",
     HANG: "hang",
 }
-"""By fault the finding that is right."""
+"""The right finding by fault."""
 
 
 class Task(NamedTuple):
@@ -50,7 +50,7 @@ class Task(NamedTuple):
 
 
 def judge(task: Task, is_whole: bool) -> dict[str, Any] | None:
-    """Return what was found in a run; None of one on several nodes."""
+    """Return the findings in a run; None for one on several nodes."""
     plan = task.plan()
     if plan.ranks != RANKS_PER_NODE:
         return None
@@ -64,21 +64,21 @@ def judge(task: Task, is_whole: bool) -> dict[str, Any] | None:
 
 
 def tasks(days: range, faults: int) -> Iterator[Task]:
-    """Yield the runs, in an order in which a part of them is a fair sample."""
+    """Yield the runs, in an order in which the first ones are a fair sample."""
     for number in range(faults):
         yield from (Task(number, *one) for one in [*product(plans.FAULTS, DOSES), (HANG, 1.0)])
     yield from map(Task, days)
 
 
 def is_right(line: dict[str, Any], found: Sequence[Any]) -> bool:
-    """Whether a finding is the fault, in its place, while it lasts or shortly after."""
+    """Return whether a finding is the fault, in its place, while it lasts or shortly after."""
     kind, rank, _, seconds = found
     is_place = kind not in ("straggler", "hang") or rank == line["culprit"]
     return kind == KINDS.get(line["fault"]) and is_place and 0.0 <= seconds <= line["heals"] + 60.0
 
 
 def body(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the false alarms of the days, and by fault and dose how many are found and how soon."""
+    """Return the false alarms of the days, and the number and time of findings by fault and dose."""
     days = [line for line in lines if not line["fault"]]
     false = [(line["number"], *one) for line in lines for one in line["found"] if not is_right(line, one)]
     rows = [_row(lines, *one) for one in [*product(plans.FAULTS, DOSES), (HANG, 1.0)]]
@@ -100,11 +100,11 @@ def _row(lines: Sequence[dict[str, Any]], fault: str, dose: float) -> tuple[Any,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge, print and publish; 1 if there is a false alarm."""
+    """Judge, print and publish. Return 1 if there is a false alarm."""
     parser = report.parser(__doc__)
     parser.add_argument("--days", type=int, nargs=2, metavar=("FIRST", "BEFORE"), default=[0, 0])
     parser.add_argument("--faults", type=int, metavar="N", default=0)
-    parser.add_argument("--whole", action="store_true", help="poll each second of quiet stretches, too")
+    parser.add_argument("--whole", action="store_true", help="poll every second of quiet stretches, too")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
     todo = list(tasks(range(*options.days), options.faults))

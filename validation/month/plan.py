@@ -1,12 +1,12 @@
-"""What a simulated run is: drawn from a seed, to be repeated by anybody.
+"""The properties of a simulated run, drawn reproducibly from a seed.
 
-Sizes, rates and tails follow what is published where anything is, and are wide guesses where nothing is:
+Sizes, rates and tails follow published figures where they exist, and are wide guesses otherwise:
 
 - Restarts, and a network that is slower by day: Llama 3 (arXiv:2407.21783, section 3.3.4): 466 interruptions in 54
-  days, throughput that varies by 1 to 2 % with the time of day. Here the transfer itself swings by up to 30 %.
-- Batches of unequal length, and garbage collections of a few hundred milliseconds in one rank or another:
+  days, throughput that varies by 1 to 2% with the time of day. Here the transfer itself swings by up to 30%.
+- Batches of unequal length, and garbage collections of a few hundred milliseconds in random ranks:
   "Understanding Stragglers in Large Model Training Using What-if Analysis" (arXiv:2505.05713).
-- Long pauses of a loader: lognormal, as latencies of shared storage are in their tails (Dean and Barroso, "The Tail at
+- Long pauses of a loader: lognormal, as the tails of latencies of shared storage (Dean and Barroso, "The Tail at
   Scale", 2013): one in a hundred is ten times as long as the median.
 """
 
@@ -23,10 +23,10 @@ Array = npt.NDArray[np.float64]
 
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
 RANKS_PER_NODE = 8
-SIZES = {8: 0.74, 16: 0.2, 64: 0.05, 128: 0.01}  # promtool holds 10,000 samples in a query: of 230 ranks at the most
+SIZES = {8: 0.74, 16: 0.2, 64: 0.05, 128: 0.01}  # promtool allows 10,000 samples in a query: at most 230 ranks
 STEPS = {0.1: 0.15, 0.3: 0.2, 1.0: 0.3, 3.0: 0.2, 10.0: 0.1, 60.0: 0.05}
-MOST_SAMPLES = 3e8  # ranks times steps of a day: larger runs have longer steps, as they have in reality
-MOST_COLLECTING = 0.02  # of the run's time, in garbage collections of one rank or another: more is a fault
+MOST_SAMPLES = 3e8  # ranks times steps of a day: larger runs have longer steps, as in reality
+MOST_COLLECTING = 0.02  # ratio of the run's time in garbage collections of any rank: more is a fault
 
 DOSES = (1.05, 1.1, 1.15, 1.3, 2.0)
 FAULTS = {
@@ -38,14 +38,14 @@ FAULTS = {
     "rotating straggler": "RankscopeRotatingStraggler",
     "throttled GPUs": "RankscopeThrottled",
 }
-"""By name the alert that is right. Each makes a step so many times as long (the dose)."""
+"""The right alert by fault. Each fault multiplies the step time by the dose."""
 HANG = "hang"
 ALERTS = {**FAULTS, HANG: "RankscopeRankStuck"}
 
 
 @dataclass(frozen=True)
 class Happening:
-    """Something that takes so many seconds, once: what `kind` says, of all ranks or of one."""
+    """Something that happens once and takes some seconds, on all ranks or on one; `kind` says what."""
 
     kind: str
     at: float
@@ -55,46 +55,46 @@ class Happening:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is drawn. Times are seconds, noise is the standard deviation of a logarithm."""
+    """All random values of a run. Times are seconds, noise is the standard deviation of a logarithm."""
 
     name: str
     seed: int
     ranks: int
     step: float
-    """Of the slowest rank, without transfer and noise."""
+    """Seconds of the slowest rank, without transfer and noise."""
     clock: str
     seconds: float = DAY
     speed: Array = field(repr=False, default_factory=lambda: np.ones(8))
-    """By rank, how long its work takes in relation to the others': within 2 %."""
+    """The relative duration of each rank's work, within 2%."""
     noise: float = 0.02
-    """Of each rank's work in each step."""
+    """Noise of each rank's work in each step."""
     lengths: float = 0.0
-    """Of all ranks' work in each step together: batches of unequal length."""
+    """Common noise of all ranks' work in each step: batches of unequal length."""
     imbalance: float = 0.0
-    """Of each rank's, for the same reason."""
+    """Noise of each rank's work, for the same reason."""
     transfer: float = 0.1
-    """Part of a step."""
+    """Ratio of a step."""
     swing: float = 0.0
-    """Of the transfer, over a day."""
+    """Variation of the transfer over a day."""
     data_wait: float = 0.005
-    """Part of a step."""
+    """Ratio of a step."""
     collect_every: float = 300.0
     """Steps of a rank between two garbage collections."""
     collect: float = 0.05
     """Seconds."""
     host: float = 0.5
-    """Part of a step that the host of a device needs to issue it."""
+    """Ratio of a step that the host of a device needs to issue it."""
     loader: float = 0.4
-    """Part of the time that a loader worker makes batches."""
+    """Ratio of the time in which a loader worker makes batches."""
     computing: float = 0.9
-    """Part of that in which it computes, and does not wait for storage."""
+    """Ratio of that in which it computes, instead of waiting for storage."""
     happenings: tuple[Happening, ...] = ()
     lengths_over_time: tuple[tuple[float, float], ...] = ()
-    """From when on steps take so many times as long: another sequence length or batch size."""
+    """Times from which steps take this factor longer: another sequence length or batch size."""
     caps: tuple[tuple[float, float, float], ...] = ()
-    """From when until when the clocks of a whole rack are held down by this part."""
+    """Start, end and ratio by which the clocks of a whole rack are reduced."""
     skewed: Array = field(repr=False, default_factory=lambda: np.zeros(1))
-    """By node, how far its clock is ahead."""
+    """Seconds that each node's clock is ahead."""
     fault: str = ""
     dose: float = 1.0
     onset: float = 0.0
@@ -103,17 +103,16 @@ class Plan:
 
     @property
     def nodes(self) -> int:
-        """Of eight ranks each."""
+        """Number of nodes of eight ranks."""
         return -(-self.ranks // RANKS_PER_NODE)
 
     @property
     def group(self) -> str:
-        """All ranks."""
         return f"0-{self.ranks - 1}"
 
 
 def healthy(seed: int) -> Plan:
-    """A day of a run without a fault."""
+    """Return a day of a run without a fault."""
     draw = np.random.default_rng((15, seed))
     ranks = int(draw.choice(list(SIZES), p=list(SIZES.values())))
     fitting = [step for step in STEPS if ranks * DAY / step <= MOST_SAMPLES]
@@ -122,7 +121,7 @@ def healthy(seed: int) -> Plan:
     plan = _run(f"day-{seed}", seed, ranks, step, draw)
     return replace(
         plan,
-        happenings=tuple(sorted(_happenings(plan, draw), key=lambda one: one.at)),
+        happenings=tuple(sorted(_events(plan, draw), key=lambda one: one.at)),
         lengths_over_time=tuple((_within(draw), draw.uniform(0.5, 2.0)) for _ in range(draw.poisson(1.0))),
         caps=tuple(_cap(draw) for _ in range(draw.poisson(0.5))),
         skewed=_clocks(plan.nodes, draw),
@@ -130,7 +129,7 @@ def healthy(seed: int) -> Plan:
 
 
 def faulty(fault: str, dose: float, number: int) -> Plan:
-    """Seventy minutes of a run: healthy, then with a fault for half an hour, then healed."""
+    """Return seventy minutes of a run: healthy, then with a fault for half an hour, then healed."""
     draw = np.random.default_rng((16, list(ALERTS).index(fault), round(100 * dose), number))
     ranks = int(draw.choice([8, 8, 8, 16]))
     step = _between(draw, 0.1, 3.0)
@@ -165,27 +164,27 @@ def _run(name: str, seed: int, ranks: int, step: float, draw: Draw) -> Plan:
     )
 
 
-def _happenings(plan: Plan, draw: Draw) -> list[Happening]:
+def _events(plan: Plan, draw: Draw) -> list[Happening]:
     return [*_planned(plan, draw), *_accidents(plan, draw), *_failed_scrapes(plan, draw)]
 
 
 def _planned(plan: Plan, draw: Draw) -> Iterator[Happening]:
-    """A run's checkpoints are alike but for a tail, and so are its evaluations; the former take 2 % of its time."""
+    """Yield a run's checkpoints, similar but for a tail and 2% of its time, and its evaluations."""
     every = _between(draw, 15 * MINUTE, 3 * HOUR)
-    usual = min(_between(draw, 2.0, 180.0), 0.02 * every)
+    typical = min(_between(draw, 2.0, 180.0), 0.02 * every)
     rank = _one_rank(plan, draw, 0.3)
     for at in np.arange(draw.uniform(0, every), DAY, every):
-        yield Happening("checkpoint", float(at), usual * draw.lognormal(0, 0.25), rank)
+        yield Happening("checkpoint", float(at), typical * draw.lognormal(0, 0.25), rank)
     if draw.random() < 0.6:
         every = _between(draw, 30 * MINUTE, 6 * HOUR)
-        usual = _between(draw, 20.0, min(900.0, 0.2 * every))
+        typical = _between(draw, 20.0, min(900.0, 0.2 * every))
         rank = _one_rank(plan, draw, 0.3)
         for at in np.arange(draw.uniform(0, every), DAY, every):
-            yield Happening("evaluation", float(at), usual * draw.lognormal(0, 0.1), rank)
+            yield Happening("evaluation", float(at), typical * draw.lognormal(0, 0.1), rank)
 
 
 def _accidents(plan: Plan, draw: Draw) -> Iterator[Happening]:
-    """What nobody plans, and is over by itself."""
+    """Yield unplanned events that end by themselves."""
     for at in _times(draw, 24 * draw.uniform(0.2, 2.0)):
         yield Happening("data_wait", at, 0.5 * draw.lognormal(0, 1.0), _one_rank(plan, draw, 0.9))
     for at in _times(draw, 0.5):
@@ -205,12 +204,12 @@ def _failed_scrapes(plan: Plan, draw: Draw) -> Iterator[Happening]:
 
 
 def _one_rank(plan: Plan, draw: Draw, part: float) -> int | None:
-    """In this part of all cases one rank, in half of these the first; else all."""
+    """Return one rank with this probability, half of the time the first one; else None for all."""
     return int(draw.choice([0, draw.integers(plan.ranks)])) if draw.random() < part else None
 
 
 def _between(draw: Draw, least: float, most: float) -> float:
-    """As likely from one to two as from two to four."""
+    """Return a log-uniform value: from one to two is as likely as from two to four."""
     return float(np.exp(draw.uniform(np.log(least), np.log(most))))
 
 
@@ -228,6 +227,6 @@ def _cap(draw: Draw) -> tuple[float, float, float]:
 
 
 def _clocks(nodes: int, draw: Draw) -> Array:
-    """NTP keeps most within milliseconds; one in fifty is not kept by anything, and minutes away."""
+    """Return clock errors: NTP keeps most within milliseconds; one in fifty is not synchronized, and minutes off."""
     is_wrong = draw.random(nodes) < 0.02
     return np.where(is_wrong, draw.uniform(-300, 300, nodes), draw.normal(0, 0.01, nodes))

@@ -1,4 +1,4 @@
-"""A simulated run as an exporter on its node reads it once a second: readings for the diagnosis package."""
+"""Readings of a simulated run, as an exporter on its node reads it once a second, for the diagnosis package."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from rankscope_exporter.diagnosis.readings import (
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 POLL, QUIET_POLL = 1.0, 15.0  # seconds
-MARGIN = 0.8  # of the least loss that alerts
-LONG_PAUSE = 20.0  # seconds: half of the least that is a hang
-BEFORE, AFTER = 60.0, 60.0  # seconds around what comes near a loss
+MARGIN = 0.8  # ratio of the least loss that alerts
+LONG_PAUSE = 20.0  # seconds: half of the shortest hang
+BEFORE, AFTER = 60.0, 60.0  # seconds around losses near the limit
 PLANNED_NUMBERS = [P[phase] for phase in PLANNED]
 NAMES = [*PHASES, "unknown"]
 Moment = tuple[float, Mapping[int, RankReading]]
 
 
 def polls(plan: Plan, is_whole: bool = True) -> Iterator[Moment]:
-    """Yield the readings of all ranks, once a second; if not whole, once in QUIET_POLL where no loss is near."""
-    totals, busy = _Totals(plan.ranks), _Busy(plan)
+    """Yield all ranks' readings once a second; if not whole, once in QUIET_POLL where no loss is near the limit."""
+    totals, critical = _Totals(plan.ranks), _CriticalTimes(plan)
     when, throttled = 0.0, _Throttled(plan)
     for part, following in pairwise([*timeline(plan), None]):
         if not is_whole:
-            busy.look(part, following)
+            critical.scan(part, following)
         if isinstance(part, Start):
             totals = _Totals(plan.ranks)
             while when < part.trains:
@@ -48,49 +48,49 @@ def polls(plan: Plan, is_whole: bool = True) -> Iterator[Moment]:
                 when += POLL
             totals.seconds[P["startup"]] = part.trains - part.began
             continue
-        shown = _Shown(plan, totals, part)
+        shown = _BlockPolls(plan, totals, part)
         while when < min(part.until, plan.seconds):
             yield when, shown.at(when, throttled)
-            when += POLL if is_whole or busy.is_near(when) else QUIET_POLL
+            when += POLL if is_whole or critical.is_near(when) else QUIET_POLL
         shown.finish()
 
 
-class _Busy:
-    """Knows when something comes near a loss that alerts, or near a hang."""
+class _CriticalTimes:
+    """The times at which a loss near the limit of an alert, or a hang, is near."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._limits = plan, Thresholds()
-        self._usual: deque[Array] = deque(maxlen=5)
+        self._baselines: deque[Array] = deque(maxlen=5)
         self._near: list[tuple[float, float]] = [(0.0, 2 * BLOCK)]
-        self._looked = 0.0
+        self._scanned_until = 0.0
 
     def is_near(self, when: float) -> bool:
-        """Return whether each second counts."""
+        """Return whether every second matters at this time."""
         self._near = [(begins, ends) for begins, ends in self._near if ends > when]
         return any(begins <= when for begins, ends in self._near)
 
-    def look(self, *parts: Start | Block | None) -> None:
-        """Find the moments of these parts; those that were looked at before are skipped."""
+    def scan(self, *parts: Start | Block | None) -> None:
+        """Find the times in these parts; parts that were scanned before are skipped."""
         for part in parts:
             if isinstance(part, Start):
                 self._near.append((part.ended - BEFORE, part.trains + 2 * BLOCK))
-            elif part is not None and part.begins[0] >= self._looked:
-                self._looked = part.until
-                self._look(part)
+            elif part is not None and part.begins[0] >= self._scanned_until:
+                self._scanned_until = part.until
+                self._scan(part)
 
-    def _look(self, block: Block) -> None:
+    def _scan(self, block: Block) -> None:
         losses, begins = self._losses(block)
         limits = self._limits
         in_turn = rotating.allowance(limits, self._plan.ranks)
         most = [0.0, limits.network_allowance, in_turn, *[limits.allowance] * 3]
-        usual = np.min(self._usual, axis=0) * 0.9 if self._usual else np.zeros(len(losses))
-        reached = (losses - np.minimum(most, usual)[:, None] > MARGIN * limits.loss).any(axis=0)
+        baseline = np.min(self._baselines, axis=0) * 0.9 if self._baselines else np.zeros(len(losses))
+        reached = (losses - np.minimum(most, baseline)[:, None] > MARGIN * limits.loss).any(axis=0)
         longest = block.durations.max(axis=(1, 2))
         moments = [*begins[reached], *block.begins[longest > LONG_PAUSE]]
         seconds = {when: longest[np.searchsorted(block.begins, when, side="right") - 1] for when in moments}
         self._near += [(when - BEFORE, when + long + AFTER) for when, long in seconds.items()]
         self._near = _merged(self._near)
-        self._usual.append(np.quantile(losses, 0.25, axis=1))
+        self._baselines.append(np.quantile(losses, 0.25, axis=1))
 
     def _losses(self, block: Block) -> tuple[Array, Array]:
         """Return the losses over the shortest span by step: lag, transfer, waiting, data, copies, throttling."""
@@ -100,10 +100,10 @@ class _Busy:
         floor = waits.min(axis=1)
         lag = (np.median(waits, axis=1, keepdims=True) - waits).max(axis=1)
         data, copies = (durations[:, P[name]].mean(axis=1) for name in ("data_wait", "h2d_copy"))
-        held = np.zeros(len(length))
+        capped = np.zeros(len(length))
         for begins, ends, part in self._plan.caps:
-            held[(block.begins >= begins - BLOCK) & (block.begins < ends + BLOCK)] = part
-        seconds = np.stack((lag, floor, waits.mean(axis=1) - floor, data, copies, held * length))
+            capped[(block.begins >= begins - BLOCK) & (block.begins < ends + BLOCK)] = part
+        seconds = np.stack((lag, floor, waits.mean(axis=1) - floor, data, copies, capped * length))
         steps = min(max(12, int(np.ceil(8.0 / length.mean()))), len(length))
         sums = np.stack([np.convolve(one, np.ones(steps), "valid") for one in seconds])
         return sums / np.convolve(length, np.ones(steps), "valid"), block.begins[: len(length) - steps + 1]
@@ -120,7 +120,7 @@ def _merged(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 class _Totals:
-    """What the steps before a block amount to."""
+    """The sums of the steps before a block."""
 
     def __init__(self, ranks: int) -> None:
         self.seconds = np.zeros((len(PHASES), ranks))
@@ -134,7 +134,7 @@ class _Totals:
 
 
 class _Throttled:
-    """Seconds that the clocks were held down, and the clock integrated, up to a time."""
+    """The seconds with reduced clocks, and the integral of the clock ratio, up to a time."""
 
     def __init__(self, plan: Plan) -> None:
         self._caps = list(plan.caps)
@@ -142,8 +142,8 @@ class _Throttled:
             self._caps.append((plan.onset, plan.heals, 1.0 - 1.0 / plan.dose))
 
     def at(self, when: float) -> GpuCounters:
-        held = [(max(min(when, ends) - begins, 0.0), part) for begins, ends, part in self._caps]
-        seconds, lost = sum(spent for spent, _ in held), sum(spent * part for spent, part in held)
+        reduced = [(max(min(when, ends) - begins, 0.0), part) for begins, ends, part in self._caps]
+        seconds, lost = sum(spent for spent, _ in reduced), sum(spent * part for spent, part in reduced)
         return GpuCounters(busy=when, throttled={"power": seconds}, clock_ratio_seconds=when - lost)
 
 
@@ -158,7 +158,7 @@ def _starting(plan: Plan, start: Start, when: float, throttled: _Throttled) -> M
     }  # fmt: skip
 
 
-class _Shown:
+class _BlockPolls:
     """The polls within a block."""
 
     def __init__(self, plan: Plan, totals: _Totals, block: Block) -> None:
@@ -181,14 +181,14 @@ class _Shown:
             "phases": durations * compared[:, None, None],
             "measured": durations * measured[:, None, None].astype(float),
             "collected": block.collected,
-            "histogram": np.eye(len(BUCKETS) + 1)[np.searchsorted(BUCKETS, length)],
+            "histogram": np.identity(len(BUCKETS) + 1)[np.searchsorted(BUCKETS, length)],
         }
         self._before = {name: _before(values) + getattr(totals, name) for name, values in self._sums.items()}
         self._seconds = _before(durations) + totals.seconds
         self._from = np.cumsum(durations, axis=1) - durations
 
     def finish(self) -> None:
-        """Add all of the block to the totals."""
+        """Add the whole block to the totals."""
         for name, values in self._sums.items():
             setattr(self._totals, name, getattr(self._totals, name) + values.sum(axis=0))
         self._totals.seconds = self._totals.seconds + self._block.durations.sum(axis=0)
@@ -196,7 +196,7 @@ class _Shown:
         self._totals.last_checkpoint = max(self._block.checkpoints, default=self._totals.last_checkpoint)
 
     def at(self, when: float, throttled: _Throttled) -> Mapping[int, RankReading]:
-        """Return the readings of that time."""
+        """Return the readings at a time."""
         block, plan = self._block, self._plan
         step = int(np.searchsorted(block.begins, when, side="right")) - 1
         offset = when - block.begins[step]

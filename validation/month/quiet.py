@@ -1,9 +1,9 @@
-"""Which stretches of a day may tell of anything: the others are left out.
+"""Select the stretches of a day in which an alert is possible; the others are left out.
 
-What a rank lags by and what a run loses is computed here from the same samples as the rules do, and a stretch is kept
-where any of it comes up to 0.8 of what a tier asks for, over that tier's span, or something happens that other rules
-are about. Before it somewhat more than an hour is kept, as the rules look back that long for what the run is used
-to, and six minutes after it. That this leaves out nothing is shown by days that are judged whole (report.py).
+Lags and losses are computed from the same samples as in the rules. A stretch is kept if one of them reaches 0.8 of a
+tier's limit over that tier's span, or if something happens that other rules are about. More than an hour before it is
+kept, because the rules look back that long for the run's baseline, and six minutes after it. Days that are judged
+completely show that this leaves out no alert (report.py).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from validation.month.record import SCRAPE, Record
 from validation.month.samples import PLANNED, Stretch
 from validation.month.steps import WAIT, Array, P
 
-MARGIN = 0.8  # of what a tier asks for
+MARGIN = 0.8  # ratio of a tier's limit
 BEFORE, AFTER = 260, 25  # scrapes
 WINDOW = 2  # scrape intervals: the span of a rate
 BASELINE = 240  # scrapes
-STANDSTILL = 30.0  # seconds: two thirds of the least that is a hang (stuck_floor),
-PACE = 2.0  # or half of how many times as long as any in the hour before one has to be (stuck_pace)
-LONG = 200.0  # seconds of a planned phase: two thirds of the least that is a hang in it
+STANDSTILL = 30.0  # seconds: two thirds of the shortest hang (stuck_floor)
+PACE = 2.0  # half of the factor that a hang has compared with the longest pause of the hour before (stuck_pace)
+LONG = 200.0  # seconds of a planned phase: two thirds of the shortest hang in it
 UNUSUAL = ("restart", "exporter restart", "Prometheus restart", "compilation")
 FAILED = 30.0  # seconds of failed scrapes
 
@@ -37,9 +37,9 @@ ALLOWED = {name: _LIMITS[f"{name}_allowance"]["value"] for name in ("network", "
 
 
 def stretches(plan: Plan, record: Record) -> Iterator[Stretch]:
-    """Those of a day that may tell of anything, in their order, none beside another."""
+    """Yield the stretches of a day in which an alert is possible, in their order, separated by others."""
     begin, end = -1, -1
-    for scrape in np.flatnonzero(_is_interesting(plan, record)):
+    for scrape in np.flatnonzero(_may_alert(plan, record)):
         first, last = int(scrape) - BEFORE, int(scrape) + AFTER
         if end >= 0 and first <= end:
             end = last
@@ -51,14 +51,14 @@ def stretches(plan: Plan, record: Record) -> Iterator[Stretch]:
         yield Stretch(plan, record, begin, end)
 
 
-def _is_interesting(plan: Plan, record: Record) -> Array:
+def _may_alert(plan: Plan, record: Record) -> Array:
     found = np.zeros(len(record.times), bool)
     shortest = plan.step * min(1.0, *(factor for _, factor in plan.lengths_over_time), 1.0)
     for values in _losses(plan, record):
         for limit, span, dips in TIERS:
             if span * SCRAPE / shortest >= MARGIN * STEPS:
                 found |= _reaches(values, MARGIN * limit, span, dips)
-    found |= _stands_still(record) | _writes_for_long(plan, record)
+    found |= _stands_still(record) | _has_long_checkpoints(plan, record)
     longest = dict.fromkeys(("checkpoint", "evaluation"), LONG)
     for one in plan.happenings:
         is_long = one.seconds > longest.get(one.kind, DAY)
@@ -73,7 +73,7 @@ def _is_interesting(plan: Plan, record: Record) -> Array:
 
 
 def _stands_still(record: Record) -> Array:
-    """Far longer than in the hour before, outside of planned phases."""
+    """Return whether the run stands still far longer than in the hour before, outside of planned phases."""
     is_planned = np.isin(record.phase, PLANNED).any(axis=1)
     stands = np.where(is_planned, 0.0, record.times - record.since.max(axis=1))
     before = np.concatenate((np.zeros(BASELINE), stands))[: len(stands) + BASELINE - 1]
@@ -81,8 +81,8 @@ def _stands_still(record: Record) -> Array:
     return (stands > STANDSTILL) & (stands > PACE * longest)
 
 
-def _writes_for_long(plan: Plan, record: Record) -> Array:
-    """Several checkpoints in an hour that are a large part of it, and that hour."""
+def _has_long_checkpoints(plan: Plan, record: Record) -> Array:
+    """Return the hours in which several checkpoints take a large part of the time."""
     share = _shares(plan, record)[:, P["checkpoint"]].max(axis=1)
     found = np.zeros(len(share), bool)
     for scrape in range(BASELINE, len(share)):
@@ -94,7 +94,7 @@ def _writes_for_long(plan: Plan, record: Record) -> Array:
 
 
 def _losses(plan: Plan, record: Record) -> Iterator[Array]:
-    """By scrape, parts of the time: the largest lag, and what is lost by cause beyond what is allowed."""
+    """Yield ratios of the time by scrape: the largest lag, and losses by cause above their allowance."""
     shares = _shares(plan, record)
     waits, planned = shares[:, WAIT], shares[:, PLANNED].sum(axis=1)
     alone = planned - planned.mean(axis=1, keepdims=True)  # in a planned phase, while the others wait
@@ -102,15 +102,15 @@ def _losses(plan: Plan, record: Record) -> Iterator[Array]:
     floor, skew = (_growth(values) for values in (record.floor, record.skew))
     with np.errstate(invalid="ignore"):
         transfer = waits.mean(axis=1) * np.nan_to_num(floor / (floor + skew)).min(axis=1)
-    yield _beyond(transfer, ALLOWED["network"])
-    yield _beyond(waits.mean(axis=1) - transfer - alone.max(axis=1), ALLOWED["straggler"])
+    yield _above_allowance(transfer, ALLOWED["network"])
+    yield _above_allowance(waits.mean(axis=1) - transfer - alone.max(axis=1), ALLOWED["straggler"])
     for name in ("data_wait", "h2d_copy"):
-        yield _beyond(shares[:, P[name]].mean(axis=1), ALLOWED["loss"])
+        yield _above_allowance(shares[:, P[name]].mean(axis=1), ALLOWED["loss"])
     yield 1 - record.clock - ALLOWED["loss"]
 
 
 def _shares(plan: Plan, record: Record) -> Array:
-    """By scrape, phase and rank."""
+    """Return ratios of the time by scrape, phase and rank."""
     grown = _growth(record.seconds)
     if plan.clock == "device":
         measured = _growth(record.measured)
@@ -127,17 +127,20 @@ def _growth(counter: Array) -> Array:
     return np.maximum(grown, 0)
 
 
-def _beyond(values: Array, allowed: float) -> Array:
-    """What a run was used to in the hour before is its lower quartile; here a little less, so as to leave out less."""
-    used = np.full(len(values), allowed)
+def _above_allowance(values: Array, allowed: float) -> Array:
+    """Return the values above their allowance or the run's baseline, the lower quartile of the hour before.
+
+    The baseline is reduced by a tenth, to leave out less.
+    """
+    baseline = np.full(len(values), allowed)
     for begin in range(BASELINE, len(values), BASELINE // 4):
         quarter = 0.9 * np.quantile(values[begin - BASELINE : begin], 0.25)
-        used[begin : begin + BASELINE // 4] = min(allowed, quarter)
-    return values - used
+        baseline[begin : begin + BASELINE // 4] = min(allowed, quarter)
+    return values - baseline
 
 
 def _reaches(values: Array, limit: float, span: int, dips: float) -> Array:
-    """Whether the last `span` values come up to the limit on average, and to half of it for all but a part of them."""
+    """Return where the last `span` values exceed the limit on average, and half of it except for a ratio of dips."""
     found = np.zeros(len(values), bool)
     if len(values) >= span:
         windows = sliding_window_view(values, span)

@@ -1,4 +1,4 @@
-"""What exporters show of a run at each scrape: its steps counted, laid side by side, and measured on the device."""
+"""An exporter's values of a run at each scrape: its steps counted, aligned, and measured on the device."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ REFERENCE_EVERY = 2 * SCRAPE
 
 @dataclass
 class Record:
-    """What is shown at each scrape; counters from the last start of the job on. The first axis is the scrapes."""
+    """The values at each scrape; counters start with the job's last start. The first axis is the scrapes."""
 
     times: Array
     seconds: Array
-    """By phase and rank, up to the moment."""
+    """Seconds by phase and rank, up to the scrape."""
     phase: Array
-    """By rank, the one that it is in."""
+    """The current phase by rank."""
     since: Array
-    """By rank, from when on."""
+    """The start of the current phase by rank."""
     steps: Array
     started: Array
     up: Array
     measured_steps: Array
     measured: Array
-    """By phase and rank, of the device's time."""
+    """Seconds of the device by phase and rank."""
     floor: Array
-    """By rank, as `skew`; seconds of aligned steps."""
+    """Seconds of aligned steps by rank, as `skew`."""
     skew: Array
     blame: Array
-    """By phase, or unknown, and rank."""
+    """Seconds by phase (or unknown) and rank."""
     reference: Array
     reference_seconds: Array
-    """By phase and rank, in that step."""
+    """Seconds by phase and rank in the reference step."""
     collected: Array
-    """By rank, in garbage collections."""
+    """Seconds of garbage collections by rank."""
     histogram: Array
     """Steps by bucket."""
     checkpoint: Array
-    """When the last one ended."""
+    """The end of the last checkpoint."""
     checkpoints: Array
-    """How many have."""
+    """The number of ended checkpoints."""
     clock: Array
-    """Of the GPUs, in relation to the highest."""
+    """The GPUs' clock as a ratio of the highest."""
 
 
 def _empty(plan: Plan) -> Record:
@@ -85,7 +85,7 @@ def _empty(plan: Plan) -> Record:
 
 
 class _Totals:
-    """What all steps of a job before a block amount to."""
+    """The sums of all steps of a job before a block."""
 
     def __init__(self, plan: Plan) -> None:
         self.seconds = np.zeros((len(PHASES), plan.ranks))
@@ -98,7 +98,7 @@ class _Totals:
 
 
 def simulate(plan: Plan) -> Record:
-    """The whole of a plan."""
+    """Return the record of a plan."""
     record, totals = _empty(plan), _Totals(plan)
     for part in timeline(plan):
         if isinstance(part, Start):
@@ -106,7 +106,7 @@ def simulate(plan: Plan) -> Record:
             totals.seconds[P["startup"]] = part.trains - part.began
             _start(record, part)
         else:
-            _show(plan, record, totals, part)
+            _fill_block(plan, record, totals, part)
     for begins, ends, held in plan.caps:
         record.clock[(record.times >= begins) & (record.times < ends)] = 1 - held
     if plan.fault == "throttled GPUs":
@@ -123,8 +123,8 @@ def _start(record: Record, start: Start) -> None:
     record.seconds[starting, P["startup"]] = (record.times[starting] - start.began)[:, None]
 
 
-def _show(plan: Plan, record: Record, totals: _Totals, block: Block) -> None:
-    """The scrapes within a block, and the totals after it."""
+def _fill_block(plan: Plan, record: Record, totals: _Totals, block: Block) -> None:
+    """Fill the scrapes within a block, and add the block to the totals."""
     scrapes = np.flatnonzero((record.times >= block.begins[0]) & (record.times < block.until))
     steps = np.searchsorted(block.begins, record.times[scrapes], side="right") - 1
     offset = (record.times[scrapes] - block.begins[steps])[:, None, None]
@@ -147,7 +147,7 @@ def _show(plan: Plan, record: Record, totals: _Totals, block: Block) -> None:
 
 
 def _before(values: Array) -> Array:
-    """What the steps before each amount to."""
+    """Return the sums of the steps before each step."""
     return np.cumsum(values, axis=0) - values
 
 
@@ -163,7 +163,7 @@ def _count(record: Record, totals: _Totals, scrapes: Array, steps: Array, length
 
 
 def _measure(plan: Plan, record: Record, totals: _Totals, scrapes: Array, steps: Array, block: Block) -> None:
-    """Steps laid side by side: all of them by the host's clock, some by the device's."""
+    """Fill aligned steps: all of them if measured on the host, some if on the device."""
     length = plan.step * (1 + plan.transfer)
     is_measured = np.ones(len(block.numbers), bool)
     if plan.clock == "device":
@@ -176,17 +176,19 @@ def _measure(plan: Plan, record: Record, totals: _Totals, scrapes: Array, steps:
         getattr(record, name)[scrapes] = getattr(totals, name) + _before(counted)[steps]
         setattr(totals, name, getattr(totals, name) + counted.sum(axis=0))
     level = max(0, int(np.ceil(np.log2(REFERENCE_EVERY / length))))
-    _refer(record, totals, scrapes, steps, block, is_measured & _sampled(block.numbers, level))
+    _fill_last(record, totals, scrapes, steps, block, is_measured & _sampled(block.numbers, level))
 
 
 def _sampled(numbers: Array, level: int) -> Array:
-    """As hook and exporter choose."""
+    """Return which steps are sampled, as hook and exporter choose them."""
     return np.array([is_sampled(number, level) for number in numbers.tolist()])
 
 
 def align(durations: Array) -> tuple[Array, Array, Array]:
-    """By step and rank: what the least waiter of the node waited, what this rank waited beyond that, and, by phase too,
-    what the others waited for it (rankscope_exporter/ranks/step_alignment.py)."""
+    """Return floor, skew and blame by step and rank, blame also by phase (rankscope_exporter/ranks/step_alignment.py).
+
+    The floor is the least wait on the node, the skew this rank's wait above it, the blame the others' wait for it.
+    """
     count, _, ranks = durations.shape
     by_node = durations.reshape(count, len(PHASES), -1, RANKS_PER_NODE)
     waits = by_node[:, WAIT]
@@ -209,8 +211,8 @@ def align(durations: Array) -> tuple[Array, Array, Array]:
     )
 
 
-def _refer(record: Record, totals: _Totals, scrapes: Array, steps: Array, block: Block, is_chosen: Array) -> None:
-    """The last of the chosen steps that is over, at each scrape."""
+def _fill_last(record: Record, totals: _Totals, scrapes: Array, steps: Array, block: Block, is_chosen: Array) -> None:
+    """Fill the last chosen step that is over, at each scrape."""
     chosen = np.flatnonzero(is_chosen)
     found = np.searchsorted(chosen, steps, side="left") - 1
     for scrape, index in zip(scrapes, found, strict=True):

@@ -1,4 +1,4 @@
-"""The month's figures: false alarms per 1,000 days of runs, and how soon a fault is detected by how much it costs."""
+"""The month's figures: false alarms per 1,000 days of runs, and the time to detect a fault by its dose."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from validation.month.record import SCRAPE
 
 Line = dict[str, Any]
 Alarm = dict[str, Any]
-SAME_WITHIN = HOUR  # what fires again within an hour of its end flaps
+SAME_WITHIN = HOUR  # an alert that fires again within an hour of its end flaps
 
 
-def told(fired: Iterable[Alarm]) -> list[Alarm]:
-    """Alerts as people think of them: one that becomes critical, or has another cause by then, is the same."""
+def merged(fired: Iterable[Alarm]) -> list[Alarm]:
+    """Merge alerts that users see as one: an alert that becomes critical, or changes its cause, is the same."""
     found: list[Alarm] = []
     for alarm in sorted(fired, key=lambda one: float(one["begins"])):
         former = next((one for one in reversed(found) if _is_same(one, alarm)), None)
@@ -37,7 +37,7 @@ def _is_same(one: Alarm, other: Alarm) -> bool:
 
 
 def flaps(alarms: Sequence[Alarm]) -> int:
-    """How often one fired again soon after its end."""
+    """Return how often an alert fired again soon after its end."""
     return sum(
         any(_is_same(one, other) and 0 < other["begins"] - one["ends"] <= SAME_WITHIN for other in alarms)
         for one in alarms
@@ -52,7 +52,7 @@ def body(lines: Sequence[Line]) -> list[str]:
 
 def _false_alarms(lines: Sequence[Line], days: Sequence[Line]) -> list[str]:
     run_days, judged = sum(line["seconds"] for line in days) / DAY, _judged_days(days)
-    alarms = [told(line["fired"]) for line in days]
+    alarms = [merged(line["fired"]) for line in days]
     count = Counter(alarm["alert"] for of_day in alarms for alarm in of_day)
     rows = [(name, number, f"{1000 * number / run_days:.2f}") for name, number in count.most_common()]
     rows.append(("**all**", count.total(), f"**{1000 * count.total() / run_days:.2f}**"))
@@ -71,20 +71,20 @@ def _judged_days(lines: Sequence[Line]) -> float:
 
 
 def _whole(lines: Sequence[Line]) -> str:
-    """Return whether the days that were judged completely show the same."""
+    """Return whether completely judged days show the same alerts."""
     by_id = {line["id"]: line for line in lines}
     pairs = [(line, by_id.get(f"day/{line['id'].partition('/')[2]}")) for line in lines if line["kind"] == "whole"]
     compared = [(whole, day) for whole, day in pairs if day]
-    alike = sum(_alarms(whole) == _alarms(day) for whole, day in compared)
+    equal = sum(_alarms(whole) == _alarms(day) for whole, day in compared)
     judged = _judged_days([day for _, day in compared])
     return (
-        f"Control of what was left out: {len(compared)} days, of which {judged:.1f} days had been judged, were judged "
-        f"completely: {alike} show the same alerts."
+        f"Control of omitted stretches: {len(compared)} days, of which {judged:.1f} days had been judged, were judged "
+        f"completely: {equal} show the same alerts."
     )
 
 
 def _alarms(line: Line) -> list[tuple[str, str | None]]:
-    return sorted((alarm["alert"], alarm.get("rank")) for alarm in told(line["fired"]))
+    return sorted((alarm["alert"], alarm.get("rank")) for alarm in merged(line["fired"]))
 
 
 def _time_to_detect(lines: Sequence[Line]) -> list[str]:
@@ -95,13 +95,13 @@ def _time_to_detect(lines: Sequence[Line]) -> list[str]:
     rows = [[fault, *(_cell(by_fault[fault, dose]) for dose in DOSES)] for fault in FAULTS]
     every = [[line for fault in FAULTS for line in by_fault[fault, dose]] for dose in DOSES]
     rows.append(["**all**", *map(_cell, every)])
-    alarms = [(line, alarm) for line in runs for alarm in told(line["fired"])]
+    alarms = [(line, alarm) for line in runs for alarm in merged(line["fired"])]
     wrong = Counter(alarm["alert"] for line, alarm in alarms if not _is_right(line, alarm))
-    again = sum(flaps(told(line["fired"])) for line in runs)
+    again = sum(flaps(merged(line["fired"])) for line in runs)
     causes, severities = (sum(len(alarm[name]) - 1 for _, alarm in alarms) for name in ("causes", "severities"))
     return [
-        "Seconds from the onset until the right alert fires, by how many times as long a step takes: median, P90, and "
-        "how many of how many were detected. `-` is never: within half an hour.",
+        "Seconds from the onset until the right alert fires, by the factor of the step time: median, P90, and how many "
+        "of how many were detected. `-` is never: not within half an hour.",
         table(["fault", *(f"{dose:g}" for dose in DOSES)], rows),
         f"A hang: {_cell(by_fault[HANG, 1.0])}. In addition to the right alert: {dict(wrong) or 'nothing'}. Fired "
         f"again: {again}. Of {len(alarms)} alerts, changes of the cause: {causes}, of the severity: {severities}.",

@@ -1,7 +1,7 @@
-"""A stretch of a run as promtool's input: what a Prometheus has that scrapes its exporters each 15 s.
+"""A stretch of a run as promtool's input: the samples of a Prometheus that scrapes its exporters every 15 s.
 
-Exporters have restarts, scrapes fail, and clocks are apart; after a failed scrape every series is stale. Series that
-stay as they are in a healthy run, of GPUs for the most part, are those of the rules' tests (testing/promtool.py).
+Exporters restart, scrapes fail, and clocks differ; after a failed scrape every series is stale. Series that are
+constant in a healthy run, mostly of GPUs, are those of the rules' tests (testing/promtool.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from validation.month.steps import PHASES, WAIT, Array, P
 BUSY = [P[name] for name in ("optimizer", "forward", "backward", "collective_wait")]
 PLANNED = [P[name] for name in ("startup", "checkpoint", "evaluation")]
 ABSENT = np.nan
-HIGHEST_CLOCK = 1.98e9  # hertz, the highest clock
+HIGHEST_CLOCK = 1.98e9  # hertz
 
 Line = dict[str, str]
 
 
 class Stretch:
-    """The scrapes from `first` until `last` of a run, under a name of its own."""
+    """The scrapes from `first` to `last` of a run, with its own name."""
 
     def __init__(self, plan: Plan, record: Record, first: int, last: int) -> None:
         self.plan, self.record = plan, record
@@ -38,11 +38,11 @@ class Stretch:
 
     @property
     def begin(self) -> float:
-        """When it begins, in seconds of the run."""
+        """The start in seconds of the run."""
         return float(self._begin)
 
     def has(self, names: set[str]) -> bool:
-        """Whether one of these, values of labels, is its run, or one of its nodes."""
+        """Return whether one of these label values is its run or one of its nodes."""
         return any(name == self.name or name.rpartition("-")[0] == self.name for name in names)
 
     def lines(self) -> Iterator[Line]:
@@ -56,18 +56,18 @@ class Stretch:
             node = rank // RANKS_PER_NODE
             common = f'job="rankscope",instance="{self.name}-{node}",run="{self.name}",rank="{rank}"'
             for name, values in self._rank(rank, float(self.plan.skewed[node])):
-                yield input_series(_named(name, common), np.where(answers[node], values, ABSENT))
+                yield input_series(_with_labels(name, common), np.where(answers[node], values, ABSENT))
             common = (
                 f'job="rankscope",instance="{self.name}-{node}",gpu="{rank % RANKS_PER_NODE}",uuid="{self._uuid(rank)}"'
             )
             for name, values in self._gpu(rank, float(self.plan.skewed[node]), node):
-                yield input_series(_named(name, common), np.where(answers[node], values, ABSENT))
+                yield input_series(_with_labels(name, common), np.where(answers[node], values, ABSENT))
 
     def _uuid(self, rank: int) -> str:
         return f"GPU-{self.name}-{rank}"
 
     def _answers(self) -> Array:
-        """By node, of which scrapes there is an answer."""
+        """Return by node which scrapes have an answer."""
         found = np.ones((self.plan.nodes, len(self)), bool)
         for one in self.plan.happenings:
             if one.kind in ("missed scrape", "exporter restart", "Prometheus restart"):
@@ -104,10 +104,10 @@ class Stretch:
         yield "rankscope_rank_checkpoints_total", record.checkpoints[part]
         yield from self._phases(rank)
         yield from self._aligned(rank)
-        yield from self._beside(rank)
+        yield from self._explanations(rank)
 
     def _phases(self, rank: int) -> Iterator[tuple[str, Array]]:
-        """By the host's clock; where a device judges, its host only issues, and waits for it."""
+        """Yield the phases on the host; if the device is measured, the host only issues work and waits."""
         record, part = self.record, self._scrapes
         seconds = record.seconds[part, :, rank]
         if self.plan.clock == "host":
@@ -143,8 +143,8 @@ class Stretch:
                 if phase not in PLANNED or seconds.any():
                     yield f'rankscope_rank_reference_step_seconds{{{clock},phase="{name}"}}', seconds
 
-    def _beside(self, rank: int) -> Iterator[tuple[str, Array]]:
-        """What explains where time goes."""
+    def _explanations(self, rank: int) -> Iterator[tuple[str, Array]]:
+        """Yield the series that explain where time goes."""
         record, part = self.record, self._scrapes
         steps = record.steps[part]
         waited = record.seconds[part, P["data_wait"], rank]
@@ -168,7 +168,7 @@ class Stretch:
     def _gpu(self, rank: int, skewed: float, node: int) -> Iterator[tuple[str, Array]]:
         record, part = self.record, self._scrapes
         yield f'rankscope_gpu_info{{node="{self.name}-{node}"}}', self._ones()
-        yield "rankscope_gpu_busy_seconds_total", self._since_the_exporter_began(node, self._busy(rank))
+        yield "rankscope_gpu_busy_seconds_total", self._since_exporter_start(node, self._busy(rank))
         phase = record.phase[part, rank]
         computes = record.up[part] & ~np.isin(phase, [*PLANNED, P["data_wait"]])
         last = np.maximum.accumulate(np.where(computes, record.times[part], record.since[part, rank]))
@@ -181,49 +181,49 @@ class Stretch:
         yield "rankscope_gpu_pcie_link_width_max", 16 * self._ones()
         yield 'rankscope_gpu_clock_hertz{domain="sm"}', HIGHEST_CLOCK * record.clock[part]
         yield 'rankscope_gpu_clock_max_hertz{domain="sm"}', HIGHEST_CLOCK * self._ones()
-        held = np.cumsum(np.where(record.clock < 1, SCRAPE, 0.0))[part]
+        throttled = np.cumsum(np.where(record.clock < 1, SCRAPE, 0.0))[part]
         name = 'rankscope_gpu_throttled_seconds_total{reason="sw_power_cap"}'
-        yield name, self._since_the_exporter_began(node, held)
+        yield name, self._since_exporter_start(node, throttled)
 
     def _busy(self, rank: int) -> Array:
-        """Seconds in which a kernel ran, those of the job's former lives too."""
+        """Return the seconds in which a kernel ran, including earlier processes of the job."""
         busy = self.record.seconds[: self.last, BUSY, rank].sum(axis=1)
         grown = np.diff(busy, prepend=0.0)
         return np.cumsum(np.where(grown < 0, busy, grown))[self._scrapes]
 
-    def _since_the_exporter_began(self, node: int, values: Array) -> Array:
-        """The counters that are the exporter's own begin anew with it; ranks' are read from their records."""
+    def _since_exporter_start(self, node: int, values: Array) -> Array:
+        """Restart the exporter's own counters with it; ranks' are read from their records."""
         values = values.copy()
         for one in self.plan.happenings:
             if one.kind == "exporter restart" and one.rank == node:
-                anew = self._times >= one.at - self._begin
-                if anew.any():
-                    values[anew] -= values[anew][0]
+                after = self._times >= one.at - self._begin
+                if after.any():
+                    values[after] -= values[after][0]
         return values
 
 
-def _named(name: str, common: str) -> str:
+def _with_labels(name: str, common: str) -> str:
     metric, _, labels = name.rstrip("}").partition("{")
     return f"{metric}{{{common}{',' if labels else ''}{labels}}}"
 
 
 def input_series(series: str, values: Array) -> Line:
-    """Return what promtool reads of a series; a value that is not a number is an absent one."""
+    """Return a series in promtool's notation; NaN is an absent sample."""
     return {"series": series, "values": _text(values)}
 
 
 def _text(values: Array) -> str:
-    """promtool's notation. What is absent after a sample is stale."""
+    """Return the values in promtool's notation. An absent sample after another is stale."""
     if not np.isnan(values).any():
         differences = np.unique(np.diff(values)) if len(values) < 3 or values[0] == values[1] else ()
         if len(differences) == 1 and differences[0] == 0:
             return f"{values[0]:.12g}x{len(values) - 1}"
         return " ".join(map(_number, values.tolist()))
-    words, was_there = [], False
+    words, was_present = [], False
     for value in values.tolist():
-        is_there = value == value
-        words.append(_number(value) if is_there else "stale" if was_there else "_")
-        was_there = is_there
+        is_present = value == value
+        words.append(_number(value) if is_present else "stale" if was_present else "_")
+        was_present = is_present
     return " ".join(words)
 
 

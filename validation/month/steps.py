@@ -1,6 +1,7 @@
-"""What the ranks of a run do, step by step.
+"""The work of a run's ranks, step by step.
 
-Training is synchronous: a step ends for all ranks when the slowest has come and the transfer is done; the others wait.
+Training is synchronous: a step ends for all ranks when the slowest has arrived and the transfer is done; the others
+wait.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ PHASES = (
     "collective_wait",
     "startup",
 )
-"""In the order in which a rank goes through them from one collective to the next; the last one before all."""
+"""Phases in the order of a step, from one collective to the next; the last one is before all steps."""
 P = {name: number for number, name in enumerate(PHASES)}
 WAIT = P["collective_wait"]
 WORK = {P["forward"]: 0.3, P["backward"]: 0.6, P["optimizer"]: 0.07, P["other"]: 0.03}
-"""Parts of a step without transfer."""
-BLOCK, SHORT_BLOCK = 900.0, 60.0  # seconds that are computed at a time; with a fault, so that it ends when it is healed
+"""Ratios of a step without transfer."""
+BLOCK, SHORT_BLOCK = 900.0, 60.0  # seconds computed at once; short with a fault, so that it ends in time
 WARM_UP = 20  # steps after a start
-BEGAN = -3600.0  # when the first job did
+BEGAN = -3600.0  # start of the first job
 DOWN = 10.0  # seconds between the end of a job and the start of the next
 
 Array = npt.NDArray[Any]
@@ -40,7 +41,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Start:
-    """A job has ended, and another began and is in start-up for a while. Seconds of the run."""
+    """The end of a job and the start of another, which is in start-up for a while. Seconds of the run."""
 
     ended: float
     began: float
@@ -52,28 +53,28 @@ class Block:
     """Steps of a job, one right after the other."""
 
     began: float
-    """When their job did."""
+    """The start of their job."""
     first: int
-    """The number of the first of them, from 0 on."""
+    """The number of the first step, from 0."""
     begins: Array
-    """Of each step."""
+    """The start of each step."""
     until: float
-    """When the last of them ends, or the job within it."""
+    """The end of the last step, or of the job within it."""
     durations: Array
     """Seconds by step, phase and rank."""
     collected: Array
-    """By step and rank, in garbage collections: a part of `forward`."""
+    """Seconds of garbage collections by step and rank: a part of `forward`."""
     checkpoints: list[float]
-    """When checkpoints ended."""
+    """The ends of checkpoints."""
 
     @property
     def numbers(self) -> Array:
-        """Of the steps."""
+        """The numbers of the steps."""
         return self.first + np.arange(len(self.begins))
 
 
 def timeline(plan: Plan) -> Iterator[Start | Block]:
-    """All that happens, in its order."""
+    """Yield all starts and blocks of a run, in their order."""
     draw = np.random.default_rng((17, plan.seed, plan.ranks))
     restarts = [one for one in plan.happenings if one.kind == "restart"]
     pending = [one for one in plan.happenings if one.kind in ("checkpoint", "evaluation", "data_wait", "compilation")]
@@ -100,7 +101,7 @@ def _block(
     until: float,
     pending: list[Happening],
 ) -> Block:
-    """The next steps, of which none begins after `until`."""
+    """Return the next steps, which all begin before `until`."""
     factor = _factor(plan, now)
     block = SHORT_BLOCK if plan.fault else BLOCK
     count = max(1, int(block / (plan.step * (factor + plan.transfer))))
@@ -121,7 +122,7 @@ def _block(
     durations[:, P["h2d_copy"]] = 0.005 * plan.step
     if plan.fault:
         _inject(plan, durations, transfer, begins)
-    checkpoints = _happen(durations, transfer, begins, pending)
+    checkpoints = _add_events(durations, transfer, begins, pending)
     own = durations.sum(axis=1)
     durations[:, WAIT] = own.max(axis=1, keepdims=True) - own + transfer[:, None]
     ends = now + np.cumsum(durations[:, :, 0].sum(axis=1))
@@ -134,12 +135,12 @@ def _block(
 
 
 def _factor(plan: Plan, when: float) -> float:
-    """By how much the sequence length of that time makes steps longer."""
+    """Return the factor of the step time for the sequence length at that time."""
     return next((factor for begins, factor in sorted(plan.lengths_over_time, reverse=True) if when >= begins), 1.0)
 
 
 def _work(plan: Plan, draw: np.random.Generator, began: float, first: int, count: int) -> tuple[Array, Array]:
-    """Seconds of each rank's own work in each step, and of garbage collections in it."""
+    """Return the seconds of each rank's own work in each step, and of garbage collections in it."""
     shape = (count, plan.ranks)
     work = plan.step * plan.speed * np.exp(draw.standard_normal(shape) * np.hypot(plan.noise, plan.imbalance))
     work *= np.exp(plan.lengths * draw.standard_normal((count, 1)))
@@ -162,11 +163,11 @@ def _inject(plan: Plan, durations: Array, transfer: Array, begins: Array) -> Non
         pattern = np.zeros_like(durations)
         _spread(plan, pattern, durations)
         pattern *= is_faulty[:, None, None]
-        durations += _as_long_as(plan.dose, durations[is_faulty], transfer[is_faulty], pattern[is_faulty]) * pattern
+        durations += _scale_for_dose(plan.dose, durations[is_faulty], transfer[is_faulty], pattern[is_faulty]) * pattern
 
 
 def _spread(plan: Plan, pattern: Array, durations: Array) -> None:
-    """Where the time goes that a fault takes, in relation."""
+    """Fill the relative pattern in which a fault adds time."""
     if plan.fault == "slow rank":
         pattern[:, P["forward"], plan.culprit] = plan.step / 3
         pattern[:, P["backward"], plan.culprit] = plan.step * 2 / 3
@@ -184,8 +185,8 @@ def _spread(plan: Plan, pattern: Array, durations: Array) -> None:
             pattern[:, P[phase]] = durations[:, P[phase]]
 
 
-def _as_long_as(dose: float, durations: Array, transfer: Array, pattern: Array) -> float:
-    """How much of the pattern makes the steps so many times as long: who is late anyhow hides a part of it."""
+def _scale_for_dose(dose: float, durations: Array, transfer: Array, pattern: Array) -> float:
+    """Return the factor of the pattern that makes steps `dose` times as long; a late rank hides a part of it."""
     own, extra = durations.sum(axis=1), pattern.sum(axis=1)
     wanted = dose * (own.max(axis=1) + transfer).mean()
     low, high = 0.0, 10.0
@@ -196,8 +197,8 @@ def _as_long_as(dose: float, durations: Array, transfer: Array, pattern: Array) 
     return high
 
 
-def _happen(durations: Array, transfer: Array, begins: Array, pending: list[Happening]) -> list[float]:
-    """Put what happens within this block into the step that it falls into; returns when checkpoints ended."""
+def _add_events(durations: Array, transfer: Array, begins: Array, pending: list[Happening]) -> list[float]:
+    """Add the events of this block to their steps. Return the ends of checkpoints."""
     ended = []
     length = durations.sum(axis=1).max(axis=1) + transfer
     begins = begins[0] + np.concatenate(([0.0], np.cumsum(length)[:-1]))

@@ -1,9 +1,9 @@
-"""Check the deb and rpm packages: their contents, and what they do in booted and other systems. As root, on Debian.
+"""Check the contents of the deb and rpm packages, and their behavior in booted and other systems. As root, on Debian.
 
     python -m validation.packages --save
 
-`make packages` builds them into dist/ and runs this. Debian 12 is booted by systemd-nspawn with a network of its own.
-The commands of docs/install/node.md are run in it.
+`make packages` builds them into dist/ and runs this. systemd-nspawn boots Debian 12 with its own network, in which the
+commands of docs/install/node.md run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rankscope import __version__
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 OLD = "0.0.1"
 NOT_TRIED = """\
-Not tried: a real GPU and driver; a reboot; the packages for the other architecture, of which only the contents are
-checked; the rpm on a distribution that uses it: its scriptlets are read by a shell and not run."""
+Not tested: a real GPU and driver; a reboot; packages for the other architecture beyond their contents; the rpm on a
+distribution that uses it: a shell reads its scriptlets without running them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check, print and publish; 1 if a check fails."""
+    """Check, print and publish. Return 1 if a check fails."""
     options = report.parser(__doc__).parse_args(arguments)
     build.set_source_time()
     version = build.package_version(__version__)

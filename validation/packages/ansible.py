@@ -19,7 +19,7 @@ RECAP = re.compile(r"ok=\d+ +changed=(\d+) +unreachable=0 +failed=0")
 
 
 def check(package: Path, scratch: Path) -> list[Check]:
-    """Return what ansible-lint says of the role, and what two runs of it change."""
+    """Return the result of ansible-lint, and the changes of two runs of the role."""
     programs = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "ANSIBLE_HOST_KEY_CHECKING": "False"}
 
@@ -40,7 +40,7 @@ def check(package: Path, scratch: Path) -> list[Check]:
     failed = "".join(one.stdout + one.stderr for one in runs)[-300:] if -1 in changed else ""
     return [
         Check(
-            "ansible-lint has nothing to say",
+            "ansible-lint has no finding",
             lint.returncode == 0,
             (lint.stdout + lint.stderr).strip()[-300:] if lint.returncode else "nothing",
         ),
@@ -50,7 +50,7 @@ def check(package: Path, scratch: Path) -> list[Check]:
 
 
 def _arguments(node: BootedSystem, package: Path, scratch: Path) -> list[str | Path]:
-    """Let this machine into the node by ssh, and return the playbook's arguments for it."""
+    """Give this machine ssh access to the node, and return the playbook's arguments for it."""
     key = scratch / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     public = key.with_suffix(".pub").read_text().strip()

@@ -1,4 +1,4 @@
-"""Check what needs no system: the packages are reproducible, clean for linters, and deb and rpm hold the same files."""
+"""Check the packages without a system: reproducible, clean for linters, and deb and rpm with the same files."""
 
 from __future__ import annotations
 
@@ -12,34 +12,32 @@ from deploy.packages import build
 from testing.report import Check
 
 RPMLINT = build.HERE / "rpmlint.toml"
-OF_ONE_FORMAT = re.compile(r"/usr/share/(zsh/|lintian/|doc/rankscope/changelog)")
+FORMAT_SPECIFIC = re.compile(r"/usr/share/(zsh/|lintian/|doc/rankscope/changelog)")
 
 
 def output(*command: str | Path) -> str:
-    """Return what a command prints."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return done.stdout
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def files_of_deb(path: Path) -> set[str]:
-    """Return the files and links that it installs."""
+    """Return the files and links that the package installs."""
     lines = output("dpkg-deb", "--contents", path).splitlines()
     return {line.split()[5][1:] for line in lines if not line.startswith("d")}
 
 
 def files_of_rpm(path: Path) -> set[str]:
-    """Return the files and links that it installs."""
+    """Return the files and links that the package installs."""
     lines = output("rpm", "-qp", "--queryformat", r"[%{FILEMODES:perms} %{FILENAMES}\n]", path).splitlines()
     return {line.split()[1] for line in lines if not line.startswith("d")}
 
 
 def check(built: Sequence[Path], scratch: Path) -> list[Check]:
-    """Check the packages, which are a deb and an rpm for each architecture."""
+    """Check the packages: a deb and an rpm for each architecture."""
     version = built[0].name.split("_")[1].rpartition("-")[0]
     again = build.build(scratch / "again", version, list(build.MACHINES))
     same = [digest(path) == digest(other) for path, other in zip(built, again, strict=True)]
@@ -50,7 +48,7 @@ def check(built: Sequence[Path], scratch: Path) -> list[Check]:
         name
         for deb, rpm in zip(debs, rpms, strict=True)
         for name in sorted(files_of_deb(deb) ^ files_of_rpm(rpm))
-        if not OF_ONE_FORMAT.match(name)
+        if not FORMAT_SPECIFIC.match(name)
     ]
     sizes = [f"{path.name} {path.stat().st_size / 1e6:.1f} MB" for path in built]
     return [
@@ -67,7 +65,7 @@ def check(built: Sequence[Path], scratch: Path) -> list[Check]:
 
 
 def check_rpm(package: Path, root: Path) -> list[Check]:
-    """Install the rpm into an empty directory, without its dependencies and scriptlets; read these by a shell."""
+    """Install the rpm into an empty directory without dependencies and scriptlets, and parse these with a shell."""
     root.mkdir()
     installed = output("rpm", "--force-debian", f"--root={root}", "--nodeps", "--noscripts", "--install", package)
     missing = [
@@ -77,5 +75,5 @@ def check_rpm(package: Path, root: Path) -> list[Check]:
     requires = ", ".join(output("rpm", "-qp", "--requires", package).splitlines())
     return [
         Check("rpm installs it into an empty root", not installed and not missing, installed or f"requires {requires}"),
-        Check("a shell reads the rpm's scriptlets", not any(scripts), "".join(scripts) or f"{len(scripts)} of them"),
+        Check("a shell parses the rpm's scriptlets", not any(scripts), "".join(scripts) or f"{len(scripts)} of them"),
     ]

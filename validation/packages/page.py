@@ -12,7 +12,7 @@ from testing.report import ROOT, Check
 from validation.packages.systems import DEBIAN_12, BootedSystem, bootstrap
 
 PAGE = ROOT / "docs/install/node.md"
-LOCK_OF_THE_BUILD = "exporter/requirements-build.txt"
+BUILD_LOCK = "exporter/requirements-build.txt"
 SECTIONS = (
     "Install the package",
     "TLS and a password",
@@ -20,23 +20,23 @@ SECTIONS = (
     "Remove it",
     "A virtual environment instead of a package",
 )
-"""In this order: each begins with what the one before has left."""
+"""The order of the sections: each starts from the state after the one before."""
 OFFLINE = 'sudo() {{ "$@"; }}; export PIP_NO_INDEX=1 PIP_FIND_LINKS={wheels} PIP_QUIET=1; cd {root}; '
 ANSWER = 'APT::Get::Assume-Yes "true";'
-IN_THE_BACKGROUND = re.compile(r" &$", re.M)
+BACKGROUND = re.compile(r" &$", re.M)
 
 
 def commands(section: str) -> str:
-    """Return a section's commands: `console` blocks, and `sh` blocks that leave no process in the background."""
+    """Return a section's commands: `console` blocks, and `sh` blocks without a process in the background."""
     (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
     blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```$", text, re.M | re.S)
-    return "".join(block for block in blocks if not IN_THE_BACKGROUND.search(block))
+    return "".join(block for block in blocks if not BACKGROUND.search(block))
 
 
 def download_wheels(directory: Path) -> None:
-    """Fetch what a virtual environment on a node installs, for a machine without a network."""
+    """Download the packages of a virtual environment on a node, for a machine without a network."""
     pip = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", f"--dest={directory}"]
-    locks = [f"--requirement={ROOT / name}" for name in ("deploy/packages/requirements.txt", LOCK_OF_THE_BUILD)]
+    locks = [f"--requirement={ROOT / name}" for name in ("deploy/packages/requirements.txt", BUILD_LOCK)]
     subprocess.run([*pip, "--only-binary=:all:", "--python-version=3.11", *locks], check=True)
 
 

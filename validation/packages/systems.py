@@ -13,7 +13,7 @@ from testing.waiting import eventually
 BASES = ROOT / "build/systems"
 UBUNTU = "http://archive.ubuntu.com/ubuntu"
 HOSTS = "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 node\n"
-"""As Debian's installer writes it, for a host of the name `node`."""
+"""/etc/hosts from Debian's installer, for a host with the name `node`."""
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
@@ -23,19 +23,17 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class System:
-    """A distribution's release."""
-
     name: str
     suite: str
     python: str
-    """The version with which the package's commands run there."""
+    """The Python version of the package's commands on this system."""
     packages: str
-    """Those beyond a minimal system."""
+    """The packages in addition to a minimal system."""
     ubuntu: bool = False
 
     @property
     def base(self) -> Path:
-        """The directory with the installed system, which is never written to."""
+        """The directory of the installed system, which is never written to."""
         return BASES / self.suite
 
 
@@ -55,7 +53,7 @@ OTHERS = (
 
 
 def bootstrap(system: System) -> None:
-    """Install the system's base, unless it is there. Debian 13, whose key Debian 12 has, has Ubuntu's key."""
+    """Install the system's base if it is missing. Debian 12 has Debian 13's key, which has Ubuntu's key."""
     if system.base.exists():
         return
     unfinished = system.base.with_suffix(".unfinished")
@@ -79,20 +77,20 @@ def bootstrap(system: System) -> None:
 
 
 def container(system: System, *options: str, read_only: Sequence[Path] = ()) -> list[str]:
-    """Return the command of a container whose changes are kept in memory and forgotten."""
+    """Return the command of a container whose changes are kept in memory and discarded."""
     binds = [f"--bind-ro={path}" for path in read_only]
     command = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", f"--directory={system.base}"]
     return [*command, "--volatile=overlay", *binds, *options]
 
 
 def run_in(system: System, script: str, read_only: Sequence[Path]) -> subprocess.CompletedProcess[str]:
-    """Run a script in the system, which is not booted and has no network."""
+    """Run a script in the system, without booting it and without a network."""
     command = container(system, "--private-network", "--pipe", "sh", "-euc", script, read_only=read_only)
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
 class BootedSystem:
-    """A booted system with an address of its own, which this machine reaches."""
+    """A booted system with its own address, which this machine can reach."""
 
     NAME = "rankscope"
     HOST_ADDRESS = "10.104.17.1"
@@ -149,19 +147,18 @@ class BootedSystem:
         return [*enter, *as_user, "bash", "-euo", "pipefail", "-c", script]
 
     def run(self, script: str, user: str = "root") -> subprocess.CompletedProcess[str]:
-        """Run a script in it, and return its outputs and status."""
+        """Run a script in the system, and return its outputs and status."""
         command = self.command(script, user)
         return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
     def do(self, script: str, user: str = "root") -> str:
-        """Run a script in it, and return its output. Raises CalledProcessError with both outputs if it fails."""
+        """Run a script in the system, and return its output. Raises CalledProcessError if it fails."""
         done = self.run(script, user)
         if done.returncode:
             raise subprocess.CalledProcessError(done.returncode, script, done.stdout, done.stderr)
         return done.stdout
 
     def start(self, script: str, user: str) -> subprocess.Popen[bytes]:
-        """Start a script in it."""
         return subprocess.Popen(self.command(f"exec &> /dev/null; {script}", user), stdin=subprocess.DEVNULL)
 
 

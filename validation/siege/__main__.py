@@ -1,9 +1,9 @@
-"""Make every attack at once on one node for ten minutes, and check what must hold. `make siege`
+"""Make every attack at once on one node for ten minutes, and check the exporter and the job (`make siege`).
 
     python -m validation.siege --minutes 10 --save
 
-Phases without attackers come before, between and after, so that it takes almost twice as long. Only root can run it: it
-needs several users, and a network namespace.
+Phases without attackers come before, between and after, so that it takes almost twice as long. It needs root, for
+several users and a network namespace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from validation.siege.scraper import Scraped
 from validation.siege.target import RANKS, RUN, VICTIM, Target
 
 NETWORK = f'ip link set lo up && ip address add {HOST}/24 dev lo && exec "$@"'
-SETTLED = 15.0  # seconds before the first phase: the rules' windows, and what a start costs
+SETTLED = 15.0  # seconds before the first phase: the rules' windows, and the start-up
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 INSIDE = "RANKSCOPE_SIEGE_INSIDE"
 LOOK_EVERY = 1.0
@@ -39,17 +39,17 @@ LOOK_EVERY = 1.0
 def main() -> int:
     """Run the siege and publish; return 1 if a check fails, 2 if the siege did not run."""
     parser = report.parser(__doc__, prog="make siege")
-    parser.add_argument("--minutes", type=float, default=10, help="of siege; a quarter each of burn and quiet, twice")
-    parser.add_argument("--rounds", type=int, default=3, help="into which they are divided")
+    parser.add_argument("--minutes", type=float, default=10, help="minutes of siege; a quarter for each other phase")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds into which they are divided")
     parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), metavar="ATTACK")
     parser.add_argument("--tls", action="store_true", help="have the exporter serve HTTPS")
     options = parser.parse_args()
     if os.geteuid() != 0:
-        print("siege: only root can do this", file=sys.stderr)
+        print("siege: needs root", file=sys.stderr)
         return 2
     if INSIDE not in os.environ:
-        _in_a_network_of_its_own()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is stopped then too
+        _run_in_network_namespace()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop everything, too
     observed = _observed(options)
     title, bound = "A node under siege", "every check holds"
     name = "siege_tls" if options.tls else "siege"
@@ -57,7 +57,7 @@ def main() -> int:
     return 0 if all(check.holds for check in checks(observed)) else 1
 
 
-def _in_a_network_of_its_own() -> NoReturn:
+def _run_in_network_namespace() -> NoReturn:
     command = [sys.executable, "-m", "validation.siege", *sys.argv[1:]]
     os.environ[INSIDE] = "1"
     os.execvp("unshare", ["unshare", "--net", "sh", "-c", NETWORK, "sh", *command])
@@ -66,7 +66,7 @@ def _in_a_network_of_its_own() -> NoReturn:
 def _observed(options: argparse.Namespace) -> Observed:
     autogroup = AUTOGROUP.read_text().strip() if AUTOGROUP.exists() else "absent"
     observed = Observed(options.minutes, options.rounds, autogroup)
-    directory = Path(tempfile.mkdtemp(prefix="rankscope-siege-"))  # with Prometheus' database: stays if anything fails
+    directory = Path(tempfile.mkdtemp(prefix="rankscope-siege-"))  # has Prometheus' database; kept on failure
     directory.chmod(0o755)
     with tempfile.TemporaryDirectory(prefix="rankscope-siege-", dir="/dev/shm") as name:
         memory = Path(name)
@@ -75,7 +75,7 @@ def _observed(options: argparse.Namespace) -> Observed:
             print(f"logs in {directory}", file=sys.stderr)
             time.sleep(SETTLED)
             _besiege(node, observed, options)
-            _look_back(node, observed)
+            _read_results(node, observed)
     shutil.rmtree(directory)
     return observed
 
@@ -94,22 +94,22 @@ def _besiege(node: Node, observed: Observed, options: argparse.Namespace) -> Non
 
 
 def _burners(targets: dict[str, Target], reports: dict[str, dict[str, Any]]) -> dict[str, Target]:
-    """The same processes, each with the processor time that it took as an attacker."""
-    shares = {name: report["processor"] / report["seconds"] for name, report in reports.items() if report["seconds"]}
+    """Return the same processes, each with the CPU use that it had as an attacker."""
+    shares = {name: report["cpu"] / report["seconds"] for name, report in reports.items() if report["seconds"]}
     return {name: replace(targets[name], share=share) for name, share in shares.items() if share > 0}
 
 
 def _phase(node: Node, observed: Observed, name: str, number: int, seconds: float) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {name}, {seconds:.0f} s", file=sys.stderr, flush=True)
-    began, processor = time.time(), cpu_seconds(node.exporter_pid)
+    began, cpu = time.time(), cpu_seconds(node.exporter_pid)
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         observed.load.append(os.getloadavg()[0])
         sleep_until(time.monotonic() + min(LOOK_EVERY, left))
-    observed.phases.append(Phase(name, number, began, time.time(), cpu_seconds(node.exporter_pid) - processor))
+    observed.phases.append(Phase(name, number, began, time.time(), cpu_seconds(node.exporter_pid) - cpu))
 
 
-def _look_back(node: Node, observed: Observed) -> None:
+def _read_results(node: Node, observed: Observed) -> None:
     observed.peak = resident_bytes(node.exporter_pid, "VmHWM")
     observed.steps = node.job.progress.read_steps()
     observed.scrapes = [Scraped(**json.loads(line)) for line in node.scrapes.read_text().splitlines()]

@@ -1,8 +1,8 @@
-"""One attacker, as a process: does its attack again and again until SIGTERM, then says what became of it.
+"""One attacker, as a process: it repeats its attack until SIGTERM, then reports the results.
 
     python -m validation.siege.attack NAME '{"run_dir": …}'
 
-It ends by itself after an hour, and where whoever started it has gone.
+It ends by itself after an hour, or when its parent has ended.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from validation.siege import clients, records
 from validation.siege.target import Seen, Target
 
 LONGEST = 3600.0  # seconds
-SLICE = 0.1  # seconds, of which a burner takes its share
+SLICE = 0.1  # seconds, a share of which a burner computes
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One kind, and how long it rests after each act: a node where nothing else runs is no node of ours."""
+    """One kind of attack, and its pause after each act: a node without any CPU time left is not the test."""
 
     act: Callable[[Target, Seen], Iterator[None]]
     pause: float  # seconds
 
 
 def burn(target: Target, seen: Seen) -> Iterator[None]:
-    """The control: takes so much of a processor, and does nothing to anybody."""
+    """Run the control: use a share of a CPU, and attack nothing."""
     while True:
         until = time.process_time() + target.share * SLICE
         while time.process_time() < until:
@@ -69,7 +69,7 @@ def main() -> None:
     attack, target = ALL[sys.argv[1]], Target(**json.loads(sys.argv[2]))
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; who started this one says when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all processes; the parent sends SIGTERM
     print("ready", flush=True)
     parent, began, seen = os.getppid(), time.monotonic(), Seen()
     used = time.process_time()
@@ -79,8 +79,8 @@ def main() -> None:
         if stopped or seconds > LONGEST or os.getppid() != parent:
             break
         time.sleep(attack.pause or (1 - target.share) * SLICE)
-    report = {"processor": time.process_time() - used, "seconds": time.monotonic() - began, "seen": seen}
-    acts.close()  # type: ignore[attr-defined]  # a generator: it tidies up
+    report = {"cpu": time.process_time() - used, "seconds": time.monotonic() - began, "seen": seen}
+    acts.close()  # type: ignore[attr-defined]  # runs the generator's cleanup
     print(json.dumps(report), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Attacks on the exporter's port: each is a generator that does one act, or one handful, and yields."""
+"""Attacks on the exporter's port: each is a generator that does one or several acts, and yields."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from types import TracebackType
 from validation.fuzz.requests import OPENMETRICS, STATUS, damaged
 from validation.siege.target import INSIDER, Seen, Target, any_server
 
-PATIENCE = 5.0  # seconds for one call
-MANY = 400  # connections of one attacker: three times as many as the exporter lets in
-NEW = 40  # connections an act at the most
-ENDLESS = 24 * 1024 * 1024  # bytes after which one is given up: the kernel's buffers of a connection hold some 6 MiB
-GUESSES = 40  # at once: more than may wait of one address
+TIMEOUT = 5.0  # seconds for one call
+MANY = 400  # connections of one attacker: three times the exporter's limit
+NEW = 40  # most connections an act
+ENDLESS = 24 * 1024 * 1024  # bytes after which one is abandoned: the kernel buffers some 6 MiB a connection
+GUESSES = 40  # at once: more than the limit for one address
 START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /-/release HTTP/1.1\r\nHost: x\r\n"
-CHURN = 300  # connections an act, and as many are held: more than the kernel keeps in a queue
-LARGE = START + b"X-Long: " + b"a" * 59_000  # a request of 60 kB, but for its end
+CHURN = 300  # connections an act, and held: more than the kernel's queue
+LARGE = START + b"X-Long: " + b"a" * 59_000  # a request of 60 kB without its end
 CHURNED = (LARGE + b"\r\n\r\n", LARGE, (START + b"\r\n") * 8, b"")
 ENDLESS_REQUESTS = (
     (b"GET /", b"a" * 65536),
@@ -51,15 +51,15 @@ ODD_ACCEPTS = (
 
 
 def basic(user: str, password: str) -> bytes:
-    """The header line of a password."""
+    """Return the header line of a password."""
     return b"Authorization: Basic " + base64.b64encode(f"{user}:{password}".encode())
 
 
 ASK = START + basic(*INSIDER) + b"\r\n"
 
 
-class Crowd:
-    """Connections that are held, each with the same first words; those that the server closes are replaced."""
+class HeldConnections:
+    """Connections that are held, each with the same first bytes; those that the server closes are replaced."""
 
     def __init__(self, target: Target, seen: Seen, size: int, receive_buffer: int = 0) -> None:
         self._target, self._seen, self._size = target, seen, size
@@ -67,7 +67,7 @@ class Crowd:
         self._poll = select.poll()
         self._held: dict[int, socket.socket] = {}
 
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> HeldConnections:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -75,28 +75,28 @@ class Crowd:
             connection.close()
 
     def fill(self, first: bytes) -> None:
-        """Put new ones in the place of those that are closed, a few at a time."""
+        """Replace connections that were closed, a few at a time."""
         self._drop_closed()
         for _ in range(min(NEW, self._size - len(self._held))):
             try:
                 connection = connect(self._target, self._receive_buffer)
                 connection.sendall(first)
             except OSError:
-                self._seen["not let in"] += 1
+                self._seen["refused"] += 1
                 return
             connection.setblocking(False)
             self._held[connection.fileno()] = connection
             self._poll.register(connection, select.POLLRDHUP)
             self._seen["opened"] += 1
 
-    def say(self, words: bytes) -> None:
-        """Each sends some more."""
+    def send(self, data: bytes) -> None:
+        """Send more bytes on each connection."""
         for connection in self._held.values():
             with suppress(OSError):
-                connection.send(words)
+                connection.send(data)
 
     def read(self) -> None:
-        """The statuses of those that were answered, which are closed."""
+        """Count the statuses of answered connections, and close them."""
         for number, connection in [*self._held.items()]:
             with suppress(BlockingIOError):
                 self._seen[_status(connection)] += 1
@@ -113,12 +113,12 @@ class Crowd:
 
 
 def connect(target: Target, receive_buffer: int = 0) -> socket.socket:
-    """A connection from the attacker's address, with TLS where the server has it."""
+    """Connect from the attacker's address, with TLS if the server has it."""
     connection = socket.socket()
     try:
         if receive_buffer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        connection.settimeout(PATIENCE)
+        connection.settimeout(TIMEOUT)
         connection.bind((target.source, 0))
         connection.connect((target.host, target.port))
         return any_server().wrap_socket(connection) if target.tls else connection
@@ -128,51 +128,51 @@ def connect(target: Target, receive_buffer: int = 0) -> socket.socket:
 
 
 def silent(target: Target, seen: Seen) -> Iterator[None]:
-    """Hundreds of connections that say nothing, to use up the exporter's descriptors."""
-    with Crowd(target, seen, MANY) as crowd:
+    """Open hundreds of connections that send nothing, to use up the exporter's descriptors."""
+    with HeldConnections(target, seen, MANY) as held:
         while True:
-            crowd.fill(b"")
+            held.fill(b"")
             yield
 
 
 def unfinished(target: Target, seen: Seen) -> Iterator[None]:
-    """Requests that go on for ever, a byte at a time."""
-    with Crowd(target, seen, MANY // 2) as crowd:
+    """Send requests without an end, a byte at a time."""
+    with HeldConnections(target, seen, MANY // 2) as held:
         while True:
-            crowd.fill(START)
-            crowd.say(b"a")
+            held.fill(START)
+            held.send(b"a")
             yield
 
 
 def unread(target: Target, seen: Seen) -> Iterator[None]:
-    """Pages that are asked for, eight times on each connection, and not read; with a password that is right."""
-    with Crowd(target, seen, MANY // 4, receive_buffer=4096) as crowd:
+    """Request pages, eight times on each connection, and do not read them; the password is right."""
+    with HeldConnections(target, seen, MANY // 4, receive_buffer=4096) as held:
         while True:
-            crowd.fill((ASK + b"\r\n") * 8)
+            held.fill((ASK + b"\r\n") * 8)
             yield
 
 
 def endless(target: Target, seen: Seen) -> Iterator[None]:
-    """Requests without an end, as fast as they are taken."""
-    for beginning, part in cycle(ENDLESS_REQUESTS):
+    """Send requests without an end, as fast as they are read."""
+    for start, part in cycle(ENDLESS_REQUESTS):
         sent = 0
         try:
             with connect(target) as connection:
-                connection.sendall(beginning)
+                connection.sendall(start)
                 while sent < ENDLESS:
                     sent += connection.send(part)
-            seen["taken to the end"] += 1
+            seen["read to the end"] += 1
         except OSError:
             seen["cut off"] += 1
         yield
 
 
 def churn(target: Target, seen: Seen) -> Iterator[None]:
-    """New connections as fast as they can be made, with large, half or several requests or none, left after a while."""
+    """Open connections as fast as possible, with large, half, several or no requests, and close them after a while."""
     held: deque[socket.socket] = deque()
     try:
         for number in count():
-            if connection := _opened(target, CHURNED[number % len(CHURNED)]):
+            if connection := _open_connection(target, CHURNED[number % len(CHURNED)]):
                 held.append(connection)
                 seen["opened"] += 1
             while len(held) > CHURN:
@@ -185,9 +185,9 @@ def churn(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def dropped(target: Target, seen: Seen) -> Iterator[None]:
-    """Connections that are reset at once, most before they are accepted, with a request of 60 kB or none."""
+    """Open connections and reset them, most before they are accepted, with a request of 60 kB or none."""
     for number in count():
-        if connection := _opened(target, CHURNED[number % 2 * 3]):
+        if connection := _open_connection(target, CHURNED[number % 2 * 3]):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
             seen["dropped"] += 1
@@ -196,13 +196,13 @@ def dropped(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def handshakes(target: Target, seen: Seen) -> Iterator[None]:
-    """TLS handshakes that are begun, in one piece and in two, and never ended; and some that are, for nothing."""
+    """Start TLS handshakes, in one piece and in two, and never finish them; finish some without a request."""
     hello = client_hello()
     held: deque[socket.socket] = deque()
     try:
         while True:
             for number in range(NEW):
-                if connection := _opened(target, hello[: None if number % 2 else 9]):
+                if connection := _open_connection(target, hello[: None if number % 2 else 9]):
                     held.append(connection)
                     seen["begun"] += 1
             for connection in [*held][-NEW::2]:
@@ -221,7 +221,7 @@ def handshakes(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def client_hello() -> bytes:
-    """The first bytes of a TLS client."""
+    """Return the first bytes of a TLS client."""
     sent = ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with suppress(ssl.SSLWantReadError):
@@ -229,8 +229,8 @@ def client_hello() -> bytes:
     return sent.read()
 
 
-def _opened(target: Target, first: bytes) -> socket.socket | None:
-    """A connection that waits for nothing, with these first words if they were taken at once."""
+def _open_connection(target: Target, first: bytes) -> socket.socket | None:
+    """Return a connection that never blocks; it sends these bytes if the kernel takes them at once."""
     connection = socket.socket()
     connection.setblocking(False)
     try:
@@ -246,19 +246,19 @@ def _opened(target: Target, first: bytes) -> socket.socket | None:
 
 
 def guesses(target: Target, seen: Seen) -> Iterator[None]:
-    """Wrong passwords of a user that there is, and of one that there is not."""
+    """Send wrong passwords of an existing user, and of one that does not exist."""
     numbers = count()
-    with Crowd(target, seen, GUESSES) as crowd:
+    with HeldConnections(target, seen, GUESSES) as held:
         while True:
             number = next(numbers)
-            crowd.read()
-            user = ("prometheus", "nobody")[number % 2]
-            crowd.fill(START + basic(user, f"guess {number}") + b"\r\n\r\n")
+            held.read()
+            user = ("prometheus", "unknown")[number % 2]
+            held.fill(START + basic(user, f"guess {number}") + b"\r\n\r\n")
             yield
 
 
 def odd_accepts(target: Target, seen: Seen) -> Iterator[None]:
-    """Pages in every form that can be asked for, and in some that cannot; with a password that is right."""
+    """Request pages in every supported form, and in unsupported ones; the password is right."""
     for line in cycle(ODD_ACCEPTS):
         with suppress(OSError), connect(target) as connection:
             connection.sendall(ASK + line + b"\r\nConnection: close\r\n\r\n")
@@ -269,7 +269,7 @@ def odd_accepts(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def damaged_requests(target: Target, seen: Seen) -> Iterator[None]:
-    """Requests with bits, lines and lengths that are not as they should be, and TLS where there is none."""
+    """Send requests with damaged bits, lines and lengths, and TLS to a plain port."""
     for number in count():
         with suppress(OSError), connect(target) as connection:
             connection.settimeout(0.02)  # it may well wait for more
@@ -281,7 +281,7 @@ def damaged_requests(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def _status(connection: socket.socket) -> str:
-    """Of the answer. Raises BlockingIOError where there is none yet and the connection does not wait."""
+    """Return the status of the answer. Raises BlockingIOError if there is none yet and the connection does not wait."""
     try:
         answer = connection.recv(4096)
     except (ConnectionError, TimeoutError, ssl.SSLEOFError):

@@ -1,4 +1,4 @@
-"""How much longer a step takes under siege, with its 95% interval."""
+"""The difference of step times under siege, with its 95% interval."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dataclasses import dataclass
 
 from testing.statistics import Interval, Resample, bootstrap
 
-BLOCK = 5.0  # seconds whose steps count as one value: those that follow each other are late together
+BLOCK = 5.0  # seconds whose steps count as one value, because successive steps are late together
 Blocks = list[float]  # medians
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of the time; `processor` is the exporter's seconds in it."""
+    """One phase of the siege; `cpu` is the exporter's CPU seconds in it."""
 
     name: str
     round: int
     began: float  # unix time
     ended: float
-    processor: float = 0.0
+    cpu: float = 0.0
 
     def has(self, moment: float) -> bool:
-        """Whether it was then."""
+        """Return whether the phase contains a time."""
         return self.began <= moment < self.ended
 
 
 def blocks(phase: Phase, steps: Sequence[tuple[float, float]]) -> Blocks:
-    """The median step of each five seconds of a phase; `steps` are (end, seconds)."""
+    """Return the median step of each five seconds of a phase; `steps` are (end, seconds)."""
     found: dict[int, list[float]] = defaultdict(list)
     for end, seconds in steps:
         if phase.has(end - seconds) and end < phase.ended:
@@ -39,7 +39,7 @@ def blocks(phase: Phase, steps: Sequence[tuple[float, float]]) -> Blocks:
 
 
 def difference(before: Sequence[Blocks], after: Sequence[Blocks]) -> Interval:
-    """Return how many milliseconds longer a step is in `after`, by round; blocks are resampled within each round.
+    """Return how many milliseconds longer a step is in `after`; blocks are resampled within each round.
 
     It is the mean over the rounds of the difference of their medians, so that a machine that slows down has no effect.
     """

@@ -1,4 +1,4 @@
-"""A Python that other users can start: this one, or the system's where this one lies in a home directory of its own."""
+"""A Python that other users can start: this one, or the system's if this one is in a private home directory."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ CHECK = "import torch, rankscope, rankscope_exporter"
 
 
 def as_user(uid: int, *command: str) -> list[str]:
-    """The command as another user's."""
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", *command]
 
 
 def environment() -> dict[str, str]:
-    """For the system's Python: what this one finds its packages in, the working tree's among them."""
+    """Return variables with which the system's Python finds this one's packages, and the working tree's."""
     found = [entry for entry in sys.path if "site-packages" in entry or entry.startswith(str(ROOT))]
     return {"PYTHONPATH": os.pathsep.join([str(ROOT), *found]), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def for_user(uid: int) -> str:
-    """Its path. Raises RuntimeError with the complaint where that user can start none that has the packages."""
+    """Return the path of a Python that the user can start. Raises RuntimeError if none has the packages."""
     complaints = []
     for python in (sys.executable, SYSTEM):
-        # By a shell of the user's: what setpriv starts itself is still looked up with root's rights.
+        # With a shell of the user: setpriv looks the program up with root's permissions.
         command = as_user(uid, "sh", "-c", f'exec "{python}" -c "{CHECK}"')
         variables: Mapping[str, str] = os.environ | environment()
         done = subprocess.run(command, env=variables, cwd=ROOT, check=False, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The node: a victim's job, the exporter, a Prometheus and a scraper, each a process, and attackers beside them."""
+"""The node: a victim's job, the exporter, a Prometheus and a scraper, each a process, and the attackers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from validation.siege.interpreter import ROOT, as_user, environment, for_user
 from validation.siege.target import ATTACKER, EXPORTER, GPUS, INSIDER, RANKS, RUN, VICTIM, Target, any_server
 
 HOST = "192.0.2.1"
-"""The node's own, which Prometheus and the exporter have; 192.0.2.0/24 is for examples and nobody's."""
+"""The address of Prometheus and the exporter; 192.0.2.0/24 is reserved for examples."""
 SCRAPER = "192.0.2.2"
 SOURCES = "192.0.2.{}"
 ENDS_WITHIN = 30.0  # seconds
 Report = dict[str, Any]
 
 
-class Guarded(servers.Server):
-    """A server that tells those who have its password whether it is ready."""
+class AuthenticatedServer(servers.Server):
+    """A server that reports with a password whether it is ready."""
 
     header = ""
 
@@ -49,24 +49,24 @@ class Guarded(servers.Server):
 
 
 class VictimJob(TrainingJob):
-    """The training job of another user, in a session of its own: two ranks, each step some 50 ms, most of it slept.
+    """The training job of another user, in its own session: two ranks, with steps of about 50 ms, mostly slept.
 
-    It writes a checkpoint each twenty seconds, as a run without any is alerted after a while.
+    It writes a checkpoint every twenty seconds, because a run without any alerts after a while.
     """
 
     ranks = RANKS
 
     def command(self) -> list[str]:
-        """Return torchrun's command line, by a Python that the user can start."""
-        return in_a_session(as_user(VICTIM, for_user(VICTIM), *super().command()[1:]))
+        """Return torchrun's command line, with a Python that the user can start."""
+        return in_own_session(as_user(VICTIM, for_user(VICTIM), *super().command()[1:]))
 
     def environment(self) -> dict[str, str]:
-        """Return what the job has in its environment in addition to ours."""
+        """Return the job's environment variables in addition to those of this process."""
         return {**super().environment(), "HOME": str(self.output.parent), "GLOO_SOCKET_IFNAME": "lo"}
 
 
 class Node:
-    """All of it, while the context is entered. `directory` is for logs, `memory` is on a tmpfs."""
+    """All processes of the node, as a context manager. `directory` is for logs, `memory` is on a tmpfs."""
 
     def __init__(self, directory: Path, memory: Path, *, tls: bool) -> None:
         self.directory = directory
@@ -78,7 +78,7 @@ class Node:
         self._scheme = "https" if tls else "http"
 
     def __enter__(self) -> Node:
-        os.environ |= environment()  # for all that is started here
+        os.environ |= environment()  # for all processes started here
         with ExitStack() as started:
             self._make_directories()
             self.job = started.enter_context(self._training())
@@ -99,7 +99,7 @@ class Node:
 
     @contextmanager
     def attacked(self, attackers: Mapping[str, Target]) -> Iterator[dict[str, Report]]:
-        """Meanwhile these attack; afterwards the value has what each says of itself."""
+        """Run these attackers in the block. Afterwards the yielded dict has the report of each."""
         reports: dict[str, Report] = {}
         processes: dict[str, subprocess.Popen[str]] = {}
         with (self.directory / "attackers.log").open("a") as log:
@@ -118,11 +118,11 @@ class Node:
                 for process in processes.values():
                     process.terminate()
                 for name, process in processes.items():
-                    said = _last_words(process)
-                    reports[name] = json.loads(said) if said else {"processor": 0.0, "seconds": 0.0, "seen": {}}
+                    output = _final_output(process)
+                    reports[name] = json.loads(output) if output else {"cpu": 0.0, "seconds": 0.0, "seen": {}}
 
     def targets(self, names: Sequence[str]) -> dict[str, Target]:
-        """Each attacker's, with an address of its own."""
+        """Return each attacker's target, with its own source address."""
         return {name: replace(self.target, source=SOURCES.format(10 + number)) for number, name in enumerate(names)}
 
     def _make_directories(self) -> None:
@@ -149,19 +149,19 @@ class Node:
 
     def _exporter(self) -> servers.Server:
         busy = {n: [{"at": 0, "busy": 0.9, "processes": [{"pid": self.job.pid(n)}]}] for n in range(RANKS)}
-        scenario = self._written("scenario.yml", {"gpus": GPUS, "timeline": busy})
+        scenario = self._write_config("scenario.yml", {"gpus": GPUS, "timeline": busy})
         users = {"prometheus": self._password, INSIDER[0]: INSIDER[1]}
         hashes = {user: bcrypt.hashpw(word.encode(), bcrypt.gensalt(10)).decode() for user, word in users.items()}
         sections: dict[str, Any] = {"basic_auth_users": hashes}
         if self.target.tls:
             sections["tls_server_config"] = self._certificate()
-        web = self._written("web.yml", sections)
+        web = self._write_config("web.yml", sections)
         command = [self._python, "-m", "rankscope_exporter", f"--web.listen-address={HOST}:{self.target.port}"]
         command += [f"--run-dir={self.target.closed_dir}", f"--run-dir={self.target.run_dir}"]
         command += [f"--simulate={scenario}", f"--web.config.file={web}"]
         log = self.directory / "exporter.log"
-        server = Guarded(
-            "exporter", in_a_session(as_user(EXPORTER, *command)), f"{self._scheme}://{HOST}:{self.target.port}", log
+        server = AuthenticatedServer(
+            "exporter", in_own_session(as_user(EXPORTER, *command)), f"{self._scheme}://{HOST}:{self.target.port}", log
         )
         server.header = basic("prometheus", self._password).decode().partition(": ")[2]
         return server
@@ -177,7 +177,7 @@ class Node:
     def _scraper(self) -> Iterator[None]:
         command = [sys.executable, "-m", "validation.siege.scraper", self._scheme, HOST, str(self.target.port), SCRAPER]
         with self.scrapes.open("w") as file:
-            process = subprocess.Popen(in_a_session([*command, "prometheus", self._password]), stdout=file, cwd=ROOT)
+            process = subprocess.Popen(in_own_session([*command, "prometheus", self._password]), stdout=file, cwd=ROOT)
         try:
             yield
         finally:
@@ -185,14 +185,14 @@ class Node:
             process.wait()
 
     def _certificate(self) -> dict[str, str]:
-        """The exporter's, as its web configuration names it."""
+        """Issue the exporter's certificate, and return the paths for its web configuration."""
         paths = Authority(self.directory).issue("server", "localhost")
         for path in paths:
             os.chown(path, EXPORTER, EXPORTER)
         return dict(zip(("cert_file", "key_file"), map(str, paths), strict=True))
 
-    def _written(self, name: str, document: object) -> Path:
-        """A file that the exporter alone may read."""
+    def _write_config(self, name: str, document: object) -> Path:
+        """Write a file that only the exporter may read."""
         path = self.directory / name
         path.write_text(yaml.safe_dump(document))
         path.chmod(0o600)
@@ -200,20 +200,20 @@ class Node:
         return path
 
 
-def in_a_session(command: Sequence[str]) -> list[str]:
-    """The command in a session of its own: what one user runs on a node, or a service, shares processors as one."""
+def in_own_session(command: Sequence[str]) -> list[str]:
+    """Return the command in its own session: the kernel divides CPUs among sessions, as among users and services."""
     return ["setsid", *command]
 
 
-def _last_words(process: subprocess.Popen[str]) -> str:
+def _final_output(process: subprocess.Popen[str]) -> str:
     try:
-        said, _ = process.communicate(timeout=ENDS_WITHIN)
+        output, _ = process.communicate(timeout=ENDS_WITHIN)
     except subprocess.TimeoutExpired:
         process.kill()
-        said, _ = process.communicate()
-    return said.strip()
+        output, _ = process.communicate()
+    return output.strip()
 
 
 def sleep_until(moment: float) -> None:
-    """By the monotonic clock."""
+    """Sleep until a time of the monotonic clock."""
     time.sleep(max(0.0, moment - time.monotonic()))

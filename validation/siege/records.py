@@ -1,4 +1,4 @@
-"""Attacks on the run directory: each is a generator that does one act, or one handful, and yields."""
+"""Attacks on the run directory: each is a generator that does one or several acts, and yields."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.simulation import simulated_uuid
 
-NAMES = 9000  # at once: more than an exporter looks at in one scan
+NAMES = 9000  # at once: more than an exporter reads in one scan
 NAMES_AN_ACT = 200
-LIVING = 300  # records of one process: more than there are ranks on a page
+LIVING = 300  # records of one process: more than the ranks on a page
 RANKS_OF_A_USER = 128
 CHILDREN, CHILDREN_AN_ACT = 1500, 100
 DEAD = 60
@@ -38,7 +38,7 @@ READ_LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def flooded(target: Target, seen: Seen) -> Iterator[None]:
-    """Thousands of empty files whose names come and go."""
+    """Create and remove thousands of empty files."""
     present: deque[Path] = deque()
     try:
         for number in count():
@@ -56,24 +56,24 @@ def flooded(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def crowded(target: Target, seen: Seen) -> Iterator[None]:
-    """Hundreds of living ranks, each of a run of its own; of ten at a time the names change."""
+    """Publish hundreds of live ranks, each with its own run; ten at a time change their names."""
     living: deque[RankWriter] = deque()
     try:
         for number in count():
-            living.append(_published(target, f"crowd-{number}", run=f"crowd-{number}"))
+            living.append(_publish(target, f"crowd-{number}", run=f"crowd-{number}"))
             seen["published"] += 1
             if len(living) > LIVING:
-                _removed(living.popleft())
+                _remove(living.popleft())
             if number % 10 == 9:
                 yield
     finally:
         for writer in living:
-            _removed(writer)
+            _remove(writer)
 
 
 def many_children(target: Target, seen: Seen) -> Iterator[None]:
-    """A process that is as many ranks as one user may have and has far more children, of which ten at a time change."""
-    living = [_published(target, f"parent-{number}", run=f"parent-{number}") for number in range(RANKS_OF_A_USER)]
+    """Be as many ranks as one user may have, with far more children, ten of which change at a time."""
+    living = [_publish(target, f"parent-{number}", run=f"parent-{number}") for number in range(RANKS_OF_A_USER)]
     children: deque[subprocess.Popen[bytes]] = deque()
     try:
         while True:
@@ -81,43 +81,43 @@ def many_children(target: Target, seen: Seen) -> Iterator[None]:
                 children.append(subprocess.Popen(["sleep", "3600"]))
                 seen["children"] += 1
             while len(children) > CHILDREN:
-                _ended(children.popleft())
+                _end(children.popleft())
             yield
     finally:
         for child in children:
-            _ended(child)
+            _end(child)
         for writer in living:
-            _removed(writer)
+            _remove(writer)
 
 
 def forged_living(target: Target, seen: Seen) -> Iterator[None]:
-    """Living ranks of the victim's run: its own numbers with a later start, one that cannot be, one of tomorrow.
+    """Publish live ranks of the victim's run: its own numbers with a later start, an impossible one, one of tomorrow.
 
-    They say that they do nothing but wait for data, and get no further.
+    They claim to wait for data, and make no progress.
     """
     now = time.time()
     forgeries = {"0": now, "1": now, "999": now, "000": now, "2": now + 86_400}
-    living = [_published(target, f"forged-{rank}", now=at, rank=rank) for rank, at in forgeries.items()]
+    living = [_publish(target, f"forged-{rank}", now=at, rank=rank) for rank, at in forgeries.items()]
     try:
         while True:
             for writer in living:
                 writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] += 1.0
                 for start in ("started_monotonic", "started_unix"):
                     writer.slots[INDEX[start]] += 0.1
-                seen["told lies"] += 1
+                seen["forged updates"] += 1
             yield
     finally:
         for writer in living:
-            _removed(writer)
+            _remove(writer)
 
 
 def forged_dead(target: Target, seen: Seen) -> Iterator[None]:
-    """Ranks of the victim's run that have just crashed, or were killed."""
+    """Publish ranks of the victim's run that have just crashed, or were killed."""
     dead: deque[Path] = deque()
     try:
         for number in count():
             rank = ("0", "1", "999")[number % 3]
-            writer = _published(target, f"dead-{number}", rank=rank)
+            writer = _publish(target, f"dead-{number}", rank=rank)
             if number % 2:
                 writer.slots[INDEX["ended"]] = layout.EXCEPTION
                 writer.slots[INDEX["ended_unix"]] = time.time()
@@ -134,9 +134,9 @@ def forged_dead(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def forged_uuids(target: Target, seen: Seen) -> Iterator[None]:
-    """Living ranks of another run that are each on a GPU of the node, and on another one the next moment."""
+    """Publish live ranks of another run on each GPU of the node, which change GPUs at each act."""
     uuids = [simulated_uuid(number) for number in range(GPUS)]
-    living = [_published(target, f"gpu-{n}", run="stolen", rank=str(n), uuid=uuid) for n, uuid in enumerate(uuids)]
+    living = [_publish(target, f"gpu-{n}", run="stolen", rank=str(n), uuid=uuid) for n, uuid in enumerate(uuids)]
     try:
         for turn in count():
             for number, writer in enumerate(living):
@@ -146,19 +146,19 @@ def forged_uuids(target: Target, seen: Seen) -> Iterator[None]:
             yield
     finally:
         for writer in living:
-            _removed(writer)
+            _remove(writer)
 
 
 def read_locks(target: Target, seen: Seen) -> Iterator[None]:
-    """Locks for reading on the victim's records, by process and by open file, at each moment that there is one."""
+    """Try to lock the victim's records for reading, by process and by open file."""
     held: deque[int] = deque()
     try:
         while True:
-            for path in _of_victim(target):
+            for path in _victim_paths(target):
                 descriptor = os.open(path, os.O_RDONLY)
                 held.append(descriptor)
-                seen[_locked(descriptor, fcntl.F_SETLK)] += 1  # the process's
-                seen[_locked(descriptor, fcntl.F_OFD_SETLK)] += 1  # the open file's
+                seen[_try_lock(descriptor, fcntl.F_SETLK)] += 1  # the process's
+                seen[_try_lock(descriptor, fcntl.F_OFD_SETLK)] += 1  # the open file's
             while len(held) > HELD:
                 os.close(held.popleft())
             yield
@@ -168,14 +168,14 @@ def read_locks(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def broken(target: Target, seen: Seen) -> Iterator[None]:
-    """Damaged and truncated records, some of them while they are read, and what is no file at all."""
+    """Write damaged and truncated records, some while they are read, and entries that are no files."""
     present: deque[Path] = deque()
     made = 0
     with ExitStack() as odd:
         for path in _oddities(target, seen):
-            odd.callback(_gone, path)
+            odd.callback(_delete, path)
         path = Path(target.run_dir, "shrinks.rank")
-        odd.callback(_gone, path)
+        odd.callback(_delete, path)
         try:
             while True:
                 data = _copy_of_victim(target)
@@ -186,7 +186,7 @@ def broken(target: Target, seen: Seen) -> Iterator[None]:
                 while len(present) > DAMAGED:
                     present.popleft().unlink(missing_ok=True)
                 made += 1
-                path.write_bytes(data)  # which truncates it first
+                path.write_bytes(data)  # truncates it first
                 os.truncate(path, made % layout.SIZE)
                 seen["truncated"] += 1
                 yield
@@ -196,7 +196,7 @@ def broken(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def closed_directory(target: Target, seen: Seen) -> Iterator[None]:
-    """A run directory that can be listed and not entered, and now and then the other way round."""
+    """Make a run directory that can be listed but not entered, and sometimes the reverse."""
     directory = Path(target.closed_dir)
     for number in range(100):
         (directory / f"{number}.rank").touch()
@@ -210,7 +210,7 @@ def closed_directory(target: Target, seen: Seen) -> Iterator[None]:
         directory.chmod(0o755)
 
 
-def _locked(descriptor: int, lock: int) -> str:
+def _try_lock(descriptor: int, lock: int) -> str:
     try:
         fcntl.fcntl(descriptor, lock, READ_LOCK)
     except OSError as error:
@@ -219,30 +219,30 @@ def _locked(descriptor: int, lock: int) -> str:
 
 
 def _labels(target: Target) -> dict[str, Any]:
-    """What the victim says of its rank 0: everybody can read it."""
-    for path in _of_victim(target):
+    """Return the labels of the victim's rank 0, which every user can read."""
+    for path in _victim_paths(target):
         with suppress(FileNotFoundError, UnreadableRecordError):
             return dict(read_rank(path).info) | {"rank": "0"}
     return {**dict.fromkeys(LABELS, ""), "run": RUN, "rank": "0", "pid": "1", "phases": []}
 
 
-def _of_victim(target: Target) -> list[Path]:
+def _victim_paths(target: Target) -> list[Path]:
     names = (name for name in os.listdir(target.run_dir) if RUN in name)  # noqa: PTH208 - thousands, as text
     paths = (Path(target.run_dir, name) for name in names)
     return [path for path in paths if path.is_file() and path.lstat().st_uid == VICTIM]
 
 
 def _copy_of_victim(target: Target) -> bytes:
-    paths = _of_victim(target)
+    paths = _victim_paths(target)
     return paths[0].read_bytes() if paths else bytes(layout.SIZE)
 
 
-def _ended(child: subprocess.Popen[bytes]) -> None:
+def _end(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
 
 
-def _published(target: Target, name: str, now: float | None = None, **labels: str) -> RankWriter:
+def _publish(target: Target, name: str, now: float | None = None, **labels: str) -> RankWriter:
     writer = RankWriter()
     age = 60.0 if now is None else time.time() - now
     writer.slots[INDEX["started_monotonic"]] = time.monotonic() - age
@@ -252,14 +252,14 @@ def _published(target: Target, name: str, now: float | None = None, **labels: st
     return writer
 
 
-def _removed(writer: RankWriter) -> None:
+def _remove(writer: RankWriter) -> None:
     assert writer.path is not None
-    _gone(writer.path)
+    _delete(writer.path)
     writer.detach()
 
 
 def _oddities(target: Target, seen: Seen) -> Iterator[Path]:
-    victims = _of_victim(target)
+    victims = _victim_paths(target)
     directory, victim = Path(target.run_dir), victims[0] if victims else Path("/dev/zero")
     makers: dict[str, Callable[[Path], object]] = {
         "pipe.rank": os.mkfifo,
@@ -280,6 +280,6 @@ def _oddities(target: Target, seen: Seen) -> Iterator[Path]:
         yield directory / name
 
 
-def _gone(path: Path) -> None:
+def _delete(path: Path) -> None:
     with suppress(OSError):
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -1,4 +1,4 @@
-"""What must hold of a siege, and the body of its page."""
+"""The checks of a siege, and the body of its page."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from validation.siege.target import RANKS, RUN, VICTIM
 
 QUIET, SIEGE, BURN, AGAIN = "quiet", "siege", "burn", "quiet again"
 PHASES = (QUIET, SIEGE, BURN, AGAIN)
-LONGEST_SCRAPE = 50.0  # milliseconds, of 99 of 100
+LONGEST_SCRAPE = 50.0  # milliseconds, for 99 of 100 scrapes
 MOST_MEMORY = 150e6  # bytes
 CONTROL, SIEGE_TO_QUIET = "quiet again - quiet (A/A)", "siege - quiet"
 
 ABOUT = """\
-A real job of two ranks (DDP over gloo; each step sleeps 45 ms, as a device would take) trains with a real exporter with
-a password and a real Prometheus with the fast rules. On the same machine another user makes every attack of
-`tests/attacks` that is possible on a node, all at once. Addresses are 192.0.2.0/24 in a network namespace of its own,
-because 127.0.0.0/8 counts as one client. Each attacker has an address of its own, and so have the scraper and
-Prometheus. The job, the exporter and the scraper are sessions of their own, as a scheduler's job and a service have
-control groups of their own: the kernel divides the CPU among sessions (`sched_autogroup_enabled`).
+A real job of two ranks (DDP over gloo; each step sleeps 45 ms in place of a device) trains with a real exporter with a
+password and a real Prometheus with the fast rules. On the same machine another user makes every attack of
+`tests/attacks` that is possible on a node, all at once. Addresses are 192.0.2.0/24 in a separate network namespace,
+because 127.0.0.0/8 counts as one client. Each attacker has its own address, and so do the scraper and Prometheus. The
+job, the exporter and the scraper have their own sessions, as a scheduler's job and a service have their own control
+groups: the kernel divides the CPU among sessions (`sched_autogroup_enabled`).
 
-Phases take turns: *quiet*, *siege*, *burn*, *quiet again*. In *burn* the same number of processes take as much CPU time
-as the attackers did and do not touch Rankscope: any program costs the victim's steps that much. Each scrape of the
+Phases alternate: *quiet*, *siege*, *burn*, *quiet again*. In *burn* the same number of processes use as much CPU time
+as the attackers did, without touching Rankscope: any program costs the victim's steps that much. Each scrape of the
 scraper has a new connection; its latency is from `connect` to the last byte of the page.
 
-With `--tls` the exporter, the scraper, Prometheus and the attackers speak TLS (ECDSA P-256). Without it, a begun
-handshake is refused as no HTTP.
+With `--tls` the exporter, the scraper, Prometheus and the attackers use TLS (ECDSA P-256). Without it, a started
+handshake is refused as invalid HTTP.
 
 Not included: attacks on one command or one start of a job (`tests/attacks/cli`, `tests/attacks/job`), and those that
 need more than one uid."""
@@ -43,29 +43,26 @@ need more than one uid."""
 
 @dataclass
 class Observed:
-    """All that was observed."""
-
     minutes: float
     rounds: int
     autogroup: str
     """Whether the kernel divides the CPU among sessions (`sched_autogroup_enabled`)."""
     phases: list[Phase] = field(default_factory=list)
     steps: list[tuple[float, float]] = field(default_factory=list)
-    """When each ended (unix time), and its seconds."""
+    """The end of each (unix time), and its seconds."""
     scrapes: list[Scraped] = field(default_factory=list)
     alerts: list[dict[str, Any]] = field(default_factory=list)
     """Alerts that fired: labels, since when, and in which phase."""
     missed: dict[str, int] = field(default_factory=dict)
-    """By rank of the victim: pages that Prometheus received without this living rank."""
+    """Pages that Prometheus received without this live rank, by rank of the victim."""
     failed: int = 0
     """Scrapes of Prometheus that failed."""
     peak: int = 0
-    """Resident bytes of the exporter at the most, by the kernel."""
+    """The exporter's peak of resident bytes, from the kernel."""
     load: list[float] = field(default_factory=list)
     attackers: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def rounds_of(self, name: str) -> list[Phase]:
-        """Return the phases of this name."""
         return [phase for phase in self.phases if phase.name == name]
 
     def scrapes_of(self, name: str) -> list[Scraped]:
@@ -78,7 +75,7 @@ class Observed:
 
     @cached_property
     def differences(self) -> dict[str, Interval]:
-        """Return how much longer a step is in one phase than in another; of a siege that is over."""
+        """The additional milliseconds of a step in one phase compared with another."""
         quiet, siege, burn, again = map(self.blocks_of, PHASES)
         both = [early + late for early, late in zip(quiet, again, strict=True)]
         return {
@@ -90,14 +87,13 @@ class Observed:
 
 
 def is_about_victim(labels: dict[str, str]) -> bool:
-    """Return whether an alert is about the victim's run, or says that the exporter is down; neither is true."""
+    """Return whether an alert is about the victim's run, or says that the exporter is down; both are false."""
     if labels["alertname"] == "RankscopeExporterDown":
         return True
     return labels.get("owner") == str(VICTIM) if labels.get("owner") else labels.get("run") == RUN
 
 
 def checks(observed: Observed) -> list[Check]:
-    """Return what must hold."""
     latency = percentile(_latencies(observed.scrapes_of(SIEGE)), 0.99)
     shown = f"{latency:.1f} ms" if math.isfinite(latency) else "no page"
     slower, control = observed.differences[SIEGE_TO_QUIET], observed.differences[CONTROL]
@@ -108,7 +104,7 @@ def checks(observed: Observed) -> list[Check]:
             latency <= LONGEST_SCRAPE,
             f"{shown}; {observed.failed} of Prometheus failed",
         ),
-        Check("the exporter within 150 MB", observed.peak <= MOST_MEMORY, f"{observed.peak / 1e6:.1f} MB at the most"),
+        Check("the exporter within 150 MB", observed.peak <= MOST_MEMORY, f"{observed.peak / 1e6:.1f} MB maximum"),
         _all_ranks_shown(observed),
         _no_false_alert(observed),
         Check(
@@ -139,7 +135,7 @@ def _no_false_alert(observed: Observed) -> Check:
 def body(observed: Observed) -> list[str]:
     """Return the paragraphs and tables of the page."""
     attackers = _attackers(observed)
-    burned = sum(one["processor"] for one in attackers.values())
+    burned = sum(one["cpu"] for one in attackers.values())
     burned /= max(1.0, *(one["seconds"] for one in attackers.values()))
     load = f"load {min(observed.load):.1f} to {max(observed.load):.1f}, median {statistics.median(observed.load):.1f}"
     alerts = Counter(
@@ -150,7 +146,7 @@ def body(observed: Observed) -> list[str]:
     return [
         f"{observed.minutes:g} minutes of siege in {observed.rounds} rounds, {load}, "
         f"`sched_autogroup_enabled` {observed.autogroup}. The attackers took {burned:.2f} "
-        "CPUs in all; *CPU* is the exporter's share of one.",
+        "CPUs in total; *CPU* is the exporter's share of one.",
         verdict(checks(observed)),
         table(phase_head, [_phase_row(observed, name) for name in PHASES]),
         "How much longer the victim's median step is, with its 95% interval (a bootstrap of blocks of 5 s):",
@@ -166,7 +162,7 @@ def _phase_row(observed: Observed, name: str) -> list[str]:
     latencies = _latencies(scrapes)
     times = [percentile(latencies, 0.5), percentile(latencies, 0.99), max(latencies, default=math.nan)]
     size = max((one.size for one in scrapes), default=0) / 1000
-    cpu = sum(phase.processor for phase in phases) / max(seconds, 1.0)
+    cpu = sum(phase.cpu for phase in phases) / max(seconds, 1.0)
     medians = [block for of_round in observed.blocks_of(name) for block in of_round]
     step = statistics.median(medians) * 1000 if medians else math.nan
     failed = _counts(Counter(one.error for one in scrapes if one.error)) or "0"
@@ -175,16 +171,16 @@ def _phase_row(observed: Observed, name: str) -> list[str]:
 
 
 def _latencies(scrapes: Sequence[Scraped]) -> list[float]:
-    """Return milliseconds; a scrape without a page never ends."""
+    """Return milliseconds; infinity for a scrape without a page."""
     return [math.inf if one.error else one.seconds * 1000 for one in scrapes]
 
 
 def _attackers(observed: Observed) -> dict[str, dict[str, Any]]:
-    """Return the reports of all rounds added up, by attack."""
+    """Return the sums of all rounds' reports, by attack."""
     found: dict[str, dict[str, Any]] = {}
     for name, report in observed.attackers:
-        one = found.setdefault(name, {"processor": 0.0, "seconds": 0.0, "seen": Counter()})
-        one["processor"] += report["processor"]
+        one = found.setdefault(name, {"cpu": 0.0, "seconds": 0.0, "seen": Counter()})
+        one["cpu"] += report["cpu"]
         one["seconds"] += report["seconds"]
         one["seen"].update(report["seen"])
     return found
@@ -192,7 +188,7 @@ def _attackers(observed: Observed) -> dict[str, dict[str, Any]]:
 
 def _attack_row(name: str, report: dict[str, Any]) -> list[str]:
     seen = ", ".join(f"{count} {what}" for what, count in sorted(report["seen"].items()))
-    return [name, f"{report['processor'] / max(report['seconds'], 1.0):.0%}", seen]
+    return [name, f"{report['cpu'] / max(report['seconds'], 1.0):.0%}", seen]
 
 
 def _counts(counter: Counter[str]) -> str:

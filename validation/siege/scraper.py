@@ -1,8 +1,8 @@
-"""What a scrape takes meanwhile: asks for /metrics each half second and looks for the victim's ranks.
+"""Scrape /metrics every half second, measure the latency, and look for the victim's ranks.
 
     python -m validation.siege.scraper SCHEME HOST PORT SOURCE USER PASSWORD > FILE
 
-Each scrape has a connection of its own, which is the hardest way; a line of JSON tells of it. Ends by SIGTERM.
+Each scrape has a new connection, the slowest case, and a line of JSON. SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True)
 class Scraped:
-    """One scrape; `error` is empty where it was answered with a page, and then `ranks` are the victim's that live."""
+    """One scrape; `error` is empty if it was answered with a page, and then `ranks` are the victim's live ranks."""
 
     at: float  # unix time
     seconds: float
@@ -39,7 +39,7 @@ class Scraped:
 
 
 def connection_to(scheme: str, host: str, port: int, source: str) -> http.client.HTTPConnection:
-    """Return a connection that is not made yet, by `http` or `https`."""
+    """Return a connection that is not open yet, for `http` or `https`."""
     if scheme == "http":
         return http.client.HTTPConnection(host, port, timeout=TIMEOUT, source_address=(source, 0))
     return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, source_address=(source, 0), context=any_server())
@@ -66,14 +66,14 @@ def scrape(connection: http.client.HTTPConnection, headers: dict[str, str]) -> S
 
 
 def victims(page: str) -> tuple[str, ...]:
-    """The ranks of the victim's own run that the page says live."""
+    """Return the live ranks of the victim's own run on the page."""
     found = (dict(LABEL.findall(labels)) for labels in UP.findall(page))
     mine = (labels["rank"] for labels in found if labels["run"] == RUN and labels["owner"] == str(VICTIM))
     return tuple(sorted(mine))
 
 
 def main() -> None:
-    """Ask until told to end, or until whoever started it has gone."""
+    """Scrape until SIGTERM, or until the parent has ended."""
     scheme, host, port, source, user, password = sys.argv[1:]
     word = basic(user, password).decode().partition(": ")[2]
     headers = {"Accept": ACCEPT, "Accept-Encoding": "gzip", "Authorization": word, "Connection": "close"}

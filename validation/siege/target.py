@@ -1,4 +1,4 @@
-"""What an attacker knows of the node, and who is who on it."""
+"""An attacker's knowledge of the node, and the users on it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ RUN = "victim"
 RANKS = 2
 GPUS = 4
 INSIDER = "fuzz", "right"
-"""A user of the exporter's pages who attacks, by the name and password that validation/fuzz/requests.py sends."""
+"""A user of the exporter's pages who attacks, with the name and password of validation/fuzz/requests.py."""
 
 Seen = Counter[str]
-"""What became of an attacker's acts, by kind."""
+"""The results of an attacker's acts, by kind."""
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,21 @@ class Target:
     """The node, as an attacker sees it."""
 
     run_dir: str
-    """That everybody writes to."""
+    """A directory that every user may write to."""
     closed_dir: str
-    """Another that the exporter reads; it belongs to the attacker."""
+    """Another directory that the exporter reads; it belongs to the attacker."""
     host: str
     port: int
     source: str
-    """The address that this attacker's connections come from."""
+    """The source address of this attacker's connections."""
     tls: bool = False
     """Whether the port speaks TLS."""
     share: float = 0.0
-    """Of a processor, for one that attacks nothing and takes only that."""
+    """The share of a CPU to use, for the control that attacks nothing."""
 
 
 def any_server() -> ssl.SSLContext:
-    """Return a client's context that trusts every server: here the server is attacked, and no client."""
+    """Return a client's context that trusts every server: here the server is attacked, not the client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

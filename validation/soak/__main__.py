@@ -1,7 +1,7 @@
-"""Inject faults into two real jobs at production speed, while the servers that watch them are disturbed. `make soak`
+"""Inject faults into two real jobs at production speed while the monitoring servers are disturbed (`make soak`).
 
     python -m validation.soak --minutes 120 --seed 526
-    python -m validation.soak --table                      what the ledger has; runs nothing
+    python -m validation.soak --table                      print the ledger; run nothing
 
 The ledger has a line of JSON for each observation, written at once.
 """
@@ -27,11 +27,11 @@ def main() -> int:
     """Run the soak and publish; return 1 if a check fails."""
     parser = report.parser(__doc__, prog="make soak", save=report.Directories())
     parser.add_argument("--minutes", type=float, default=120)
-    # In two hours of this one everything is disturbed while an alert fires.
+    # With this seed, two hours disturb each target while an alert fires.
     parser.add_argument("--seed", type=int, default=526)
-    parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
+    parser.add_argument("--table", action="store_true", help="print the ledger, run nothing")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is stopped then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers and jobs, too
     ledger = options.save.ledger("soak")
     if not options.table:
         ledger.clear()
@@ -50,14 +50,14 @@ def _run(ledger: Ledger, seconds: float, seed: int) -> None:
     chaos = list(plan.chaos(seed, seconds))
     ledger.observe("plan", seed=seed, seconds=seconds)
     planned: list[plan.Slot | plan.Disturbance] = [*faults, *chaos]
-    lines = [(what.at, str(what)) for what in planned]
+    lines = [(item.at, str(item)) for item in planned]
     print("\n".join(text for _, text in sorted(lines)), flush=True)
-    directory = Path(tempfile.mkdtemp(prefix="rankscope-soak-"))  # with Prometheus' database: stays if anything fails
+    directory = Path(tempfile.mkdtemp(prefix="rankscope-soak-"))  # has Prometheus' database; kept on failure
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-soak-", dir="/dev/shm") as memory,
         Soak(directory, Path(memory), ledger) as soak,
     ):
-        print(f"{time.strftime('%H:%M:%S')}  all runs; logs in {directory}", flush=True)
+        print(f"{time.strftime('%H:%M:%S')}  both jobs train; logs in {directory}", flush=True)
         soak.run(faults, chaos, seconds)
     shutil.rmtree(directory)
 

@@ -1,4 +1,4 @@
-"""What must hold of a soak, each as a function of what was observed. Times are unix seconds."""
+"""The checks of a soak, each a function of the observations. Times are unix seconds."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from validation.soak import plan
 
 Labels = Mapping[str, str]
 
-TOLD_LATE = 90.0  # seconds after healing in which what was already seen may still be told: window and group_wait
+LATE_NOTIFICATION = 90.0  # seconds after healing in which a fault may still be notified: window and group_wait
 BACK_WITHIN = 75.0  # seconds after a restart of Prometheus: a `for` of 30 s, two evaluations, and a scrape
-EXPORTER_LIMIT = 120.0  # seconds that one may be down in silence
+EXPORTER_LIMIT = 120.0  # seconds for which an exporter may be down without an alert
 COUNTED_BY_EXPORTER = re.compile(
     r"rankscope_(gpu|exporter)_|"
     r"rankscope_rank_(aligned|transfer_floor|skew|blame|cpu|run_queue|workers_run_queue|read_bytes)"
 )
-"""What begins anew with the exporter; all else is counted in the rank's record."""
+"""Counters that restart with the exporter; all others are in the rank's record."""
 EVALUATED_EVERY = 15.0
-WARM_UP_SHARE = 0.25  # of a process's life, which does not count
-SHORTEST_LIFE = 20 * 60.0  # seconds, of which a slope can be told
+WARM_UP_SHARE = 0.25  # ratio of a process's life that is not evaluated
+SHORTEST_LIFE = 20 * 60.0  # seconds: a shorter life gives no slope
 MOST_GROWTH = 2 * 2**20  # bytes an hour
 
 
 @dataclass
-class Telling:
-    """A message that told of alerts that were not told already; or `is_repeated` one that told nothing new."""
+class FiringMessage:
+    """A message about firing alerts, with those that are new. `is_repeated` if none is new and none has ended."""
 
     received: float
     alerts: list[Labels]
@@ -40,8 +40,8 @@ class Telling:
 
 
 @dataclass
-class Story:
-    """One fault and what was told of it."""
+class InjectedFault:
+    """One fault and the messages about it."""
 
     run: str
     name: str
@@ -49,137 +49,134 @@ class Story:
     onset: float
     healed: float
     place: Labels
-    told: list[Telling] = field(default_factory=list)
-    ended_early: list[Labels] = field(default_factory=list)
-    """Alerts whose end was told while the fault held."""
+    messages: list[FiringMessage] = field(default_factory=list)
+    resolved_early: list[Labels] = field(default_factory=list)
+    """Alerts that were resolved while the fault lasted."""
 
     @property
     def seconds(self) -> float | None:
-        """From the onset to the first message; None if there was none."""
-        return round(self.told[0].received - self.onset, 1) if self.told else None
+        """Seconds from the onset to the first message; None if there was none."""
+        return round(self.messages[0].received - self.onset, 1) if self.messages else None
 
     def explains(self, labels: Labels, when: float) -> bool:
-        """Whether an alert tells this fault."""
+        """Return whether the alert reports this fault."""
         return (
-            self.onset <= when <= self.healed + TOLD_LATE
+            self.onset <= when <= self.healed + LATE_NOTIFICATION
             and labels["alertname"] in all_cases()[self.name].alerts
             and labels.get("run", self.run) == self.run
             and self.place.items() <= labels.items()
         )
 
 
-def stories(faults: Iterable[Observation], healed: Iterable[Observation], end: float) -> list[Story]:
-    """The faults that were injected, in the order of their onset."""
+def injected_faults(faults: Iterable[Observation], healed: Iterable[Observation], end: float) -> list[InjectedFault]:
+    """Return the injected faults in the order of their onset."""
     ends = {(one["run"], one["onset"]): one["time"] for one in healed}
     found = [
-        Story(f["run"], f["name"], f["title"], f["onset"], ends.get((f["run"], f["onset"]), end), f["place"])
+        InjectedFault(f["run"], f["name"], f["title"], f["onset"], ends.get((f["run"], f["onset"]), end), f["place"])
         for f in faults
     ]
-    return sorted(found, key=lambda story: story.onset)
+    return sorted(found, key=lambda fault: fault.onset)
 
 
-def messages(told: Sequence[Observation]) -> list[list[Observation]]:
-    """Notifications by the message that they came with."""
-    return [list(group) for _, group in groupby(told, key=lambda one: one["received"])]
+def messages(notifications: Sequence[Observation]) -> list[list[Observation]]:
+    """Group notifications by the message that they came with."""
+    return [list(group) for _, group in groupby(notifications, key=lambda one: one["received"])]
 
 
-def tellings(told: Sequence[Observation]) -> list[Telling]:
-    """Messages that say that something fires.
-
-    A message lists all that fires in its group, also what was told before: it tells what is new, and repeats if
-    nothing is new and nothing has ended.
-    """
-    found: list[Telling] = []
+def firing_messages(notifications: Sequence[Observation]) -> list[FiringMessage]:
+    """Return the messages with firing alerts. Each lists all that fires in its group, including earlier alerts."""
+    found: list[FiringMessage] = []
     is_open: set[frozenset[tuple[str, str]]] = set()
-    for message in messages(told):
+    for message in messages(notifications):
         firing = [one["labels"] for one in message if one["status"] == "firing"]
         ended = [_key(one["labels"]) for one in message if one["status"] != "firing"]
         new = [labels for labels in firing if _key(labels) not in is_open]
         if new or (firing and not ended):
-            found.append(Telling(message[0]["received"], new or firing, is_repeated=not new))
+            found.append(FiringMessage(message[0]["received"], new or firing, is_repeated=not new))
         is_open = (is_open | {_key(labels) for labels in firing}) - set(ended)
     return found
 
 
-def assign(faults: Sequence[Story], told: Sequence[Observation]) -> list[Telling]:
-    """Gives each story what tells it; returns what tells none."""
-    strange = []
-    for telling in tellings(told):
-        explained = [s for s in faults if any(s.explains(labels, telling.received) for labels in telling.alerts)]
-        for story in explained:
-            story.told.append(telling)
-        rest = [a for a in telling.alerts if not any(s.explains(a, telling.received) for s in faults)]
+def assign(faults: Sequence[InjectedFault], notifications: Sequence[Observation]) -> list[FiringMessage]:
+    """Assign each fault the messages about it. Return the messages that no fault explains."""
+    unexplained = []
+    for message in firing_messages(notifications):
+        explained = [f for f in faults if any(f.explains(labels, message.received) for labels in message.alerts)]
+        for fault in explained:
+            fault.messages.append(message)
+        rest = [a for a in message.alerts if not any(f.explains(a, message.received) for f in faults)]
         if rest:
-            strange.append(Telling(telling.received, rest, telling.is_repeated))
-    for one in told:
+            unexplained.append(FiringMessage(message.received, rest, message.is_repeated))
+    for one in notifications:
         if one["status"] != "firing":
-            for story in faults:
-                if one["received"] < story.healed and story.explains(one["labels"], one["received"]):
-                    story.ended_early.append(one["labels"])
-    return strange
+            for fault in faults:
+                if one["received"] < fault.healed and fault.explains(one["labels"], one["received"]):
+                    fault.resolved_early.append(one["labels"])
+    return unexplained
 
 
-def none_lost(faults: Sequence[Story]) -> Check:
-    """Every fault was told."""
-    lost = [f"{story.title} of {story.run}" for story in faults if not story.told]
-    return Check("none lost", not lost, _list(lost) or f"{len(faults)} of {len(faults)} faults told")
+def none_lost(faults: Sequence[InjectedFault]) -> Check:
+    """Check that every fault was notified."""
+    lost = [f"{fault.title} of {fault.run}" for fault in faults if not fault.messages]
+    return Check("every fault notified", not lost, _list(lost) or f"{len(faults)} of {len(faults)} faults notified")
 
 
-def none_told_twice(faults: Sequence[Story]) -> Check:
-    """Every fault was told by one message, and its end by none while it held."""
-    twice = [f"{s.title} of {s.run}: {len(s.told)} messages ({differences(s)})" for s in faults if len(s.told) > 1]
-    return Check("none told twice", not twice, _list(twice) or "one message each")
+def none_notified_twice(faults: Sequence[InjectedFault]) -> Check:
+    """Check that every fault was notified by one message."""
+    twice = [
+        f"{f.title} of {f.run}: {len(f.messages)} messages ({differences(f)})" for f in faults if len(f.messages) > 1
+    ]
+    return Check("none notified twice", not twice, _list(twice) or "one message each")
 
 
-def none_ended_early(faults: Sequence[Story]) -> Check:
-    """No end was told of a fault that still held. An XID is an event, and has no other end than its alert's."""
-    early = [f"{s.title} of {s.run}: {s.ended_early[0]['alertname']}" for s in faults if s.ended_early]
-    return Check("no end told while it held", not early, _list(early) or "none")
+def none_resolved_early(faults: Sequence[InjectedFault]) -> Check:
+    """Check that no alert was resolved while its fault lasted. An XID is an event: it ends with its alert."""
+    early = [f"{f.title} of {f.run}: {f.resolved_early[0]['alertname']}" for f in faults if f.resolved_early]
+    return Check("none resolved while the fault lasted", not early, _list(early) or "none")
 
 
-def differences(story: Story) -> str:
-    """In which labels the alerts of several messages about one fault differ."""
-    if any(telling.is_repeated for telling in story.told):
+def differences(fault: InjectedFault) -> str:
+    """Return the labels in which the messages about one fault differ."""
+    if any(message.is_repeated for message in fault.messages):
         return "the same again"
-    alerts = [labels for telling in story.told for labels in telling.alerts]
+    alerts = [labels for message in fault.messages for labels in message.alerts]
     names = sorted({name for labels in alerts for name in labels})
     differ = [name for name in names if len({labels.get(name) for labels in alerts}) > 1]
     return "differ in " + ", ".join(differ) if differ else "the same again"
 
 
-def no_false_alarms(strange: Sequence[Telling], chaos: Sequence[Observation]) -> Check:
-    """Nothing was told that no fault explains. An exporter that was down for longer than its limit is told rightly."""
+def no_false_alarms(unexplained: Sequence[FiringMessage], chaos: Sequence[Observation]) -> Check:
+    """Check that faults explain all alerts but those about an exporter that was down beyond its limit."""
     wrong = [
         f"{labels['alertname']} {_where(labels)}"
-        for telling in strange
-        for labels in telling.alerts
-        if not _was_down(labels, telling.received, chaos)
+        for message in unexplained
+        for labels in message.alerts
+        if not _was_down(labels, message.received, chaos)
     ]
     return Check("no false alarms", not wrong, _list(wrong) or "none")
 
 
 def counters_only_grow(history: Observation, chaos: Sequence[Observation], instances: Mapping[str, str]) -> Check:
-    """Counters fell only where the process that counts began anew. `instances` are the exporters' by run."""
+    """Check that counters fell only where the counting process restarted. `instances` are the exporters' by run."""
     restarts = [
         (instances[one["run"]], one["ended"])
         for one in chaos
         if one["act"] in (plan.KILL, plan.RESTART) and one["target"] == plan.EXPORTER
     ]
-    wrong = [fall for fall in history["falls"] if not _began_anew(fall, history["starts"], restarts)]
+    wrong = [fall for fall in history["falls"] if not _has_restarted(fall, history["starts"], restarts)]
     names = sorted({f"{fall['labels']['__name__']} {_where(fall['labels'])}" for fall in wrong})
-    said = (
-        f"{history['counters']} counters, {history['samples']} samples, {len(history['falls'])} falls, all at a start"
-    )
-    return Check("counters only grow", not wrong, _list(names) or said)
+    text = f"{history['counters']} counters, {history['samples']} samples"
+    text = f"{text}, {len(history['falls'])} falls, all at a start"
+    return Check("counters only grow", not wrong, _list(names) or text)
 
 
-def alerts_survive(history: Observation, chaos: Sequence[Observation], faults: Sequence[Story]) -> Check:
-    """What fired before Prometheus was down fires after it, if its fault still holds by then."""
+def alerts_survive(history: Observation, chaos: Sequence[Observation], faults: Sequence[InjectedFault]) -> Check:
+    """Check that alerts that fired before Prometheus was down fire after it, if their fault still lasts."""
     lost, kept = [], 0
     for outage in chaos:
         back = outage["ended"] + BACK_WITHIN
         for labels in outage["firing"] if outage["target"] == plan.PROMETHEUS else ():
-            if not any(s.explains(labels, outage["began"]) and s.healed > back for s in faults):
+            if not any(f.explains(labels, outage["began"]) and f.healed > back for f in faults):
                 continue
             if any(start <= back <= stop + EVALUATED_EVERY for start, stop in _spans(history, labels)):
                 kept += 1
@@ -189,7 +186,7 @@ def alerts_survive(history: Observation, chaos: Sequence[Observation], faults: S
 
 
 def memory_is_flat(memory: Sequence[Observation]) -> Check:
-    """No exporter's memory grew by more than `MOST_GROWTH` an hour."""
+    """Check that no exporter's memory grew by more than `MOST_GROWTH` an hour."""
     slopes = [life for life in lives(memory) if life["server"].startswith("exporter")]
     wrong = [life for life in slopes if life["growth"] > MOST_GROWTH]
     text = [
@@ -199,7 +196,7 @@ def memory_is_flat(memory: Sequence[Observation]) -> Check:
 
 
 def lives(memory: Sequence[Observation]) -> list[dict[str, Any]]:
-    """Of each process that lived long enough: bytes an hour, by a line through what it had after its warm-up."""
+    """Return the growth of each process that lived long enough, bytes an hour, by linear regression after warm-up."""
     by_process: dict[tuple[str, int], list[tuple[float, int]]] = {}
     for one in memory:
         by_process.setdefault((one["server"], one["pid"]), []).append((one["time"], one["bytes"]))
@@ -215,17 +212,17 @@ def lives(memory: Sequence[Observation]) -> list[dict[str, Any]]:
 
 
 def a_full_directory_stops_no_job(full: Sequence[Observation]) -> Check:
-    """A job that began while its run directory was full trained all the same, without a record."""
+    """Check that a job that started while its run directory was full trained, without a record."""
     wrong = [one["run"] for one in full if not one["trained"]]
     return Check("a full directory stops no job", not wrong, _list(wrong) or f"{len(full)} jobs trained")
 
 
 def nothing_failed(errors: Sequence[Observation]) -> Check:
-    """The soak itself did what it had planned."""
+    """Check that the soak carried out its plan."""
     return Check("all done as planned", not errors, _list([one["error"] for one in errors]) or "yes")
 
 
-def _began_anew(
+def _has_restarted(
     fall: Mapping[str, Any], starts: Sequence[Mapping[str, Any]], restarts: Sequence[tuple[str, float]]
 ) -> bool:
     labels = fall["labels"]

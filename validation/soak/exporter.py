@@ -1,8 +1,8 @@
-"""The exporter, on a machine whose clock is set: `time.time` is wrong by what a file says.
+"""The exporter with a wrong wall clock: `time.time` is off by the seconds that a file says.
 
     python -m validation.soak.exporter CLOCK_FILE [FLAG …]
 
-Monotonic clocks go on, as on a real machine.
+Monotonic clocks are not changed, as on a real machine whose clock is set.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def wrong(true: Callable[[], float], file: Path) -> Callable[[], float]:
-    """A clock that is so many seconds ahead of the true one as `file` says at the moment."""
+def skewed(true: Callable[[], float], file: Path) -> Callable[[], float]:
+    """Return a clock that is ahead of the true one by the seconds that `file` says at each call."""
     return lambda: true() + float(file.read_text())
 
 
 if __name__ == "__main__":
-    time.time = wrong(time.time, Path(sys.argv[1]))
-    from rankscope_exporter.__main__ import main  # which must not have asked for the time before
+    time.time = skewed(time.time, Path(sys.argv[1]))
+    from rankscope_exporter.__main__ import main  # must not read the time before
 
     main(sys.argv[2:])

@@ -1,4 +1,4 @@
-"""What Prometheus knows when all is over: where counters went backwards, and when which alert fired."""
+"""The evaluation of Prometheus' data after a soak: where counters fell, and when which alert fired."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sample = tuple[float, float]
 
 
 def history(prometheus: Prometheus, seconds: float) -> dict[str, Any]:
-    """For the checks. What is asked for are raw samples, one counter at a time."""
+    """Return the input of the checks, from raw samples. Counters are queried one at a time."""
     span = f"[{int(seconds) + 60}s]"
     falls: list[dict[str, Any]] = []
     series = samples = 0
@@ -32,14 +32,14 @@ def history(prometheus: Prometheus, seconds: float) -> dict[str, Any]:
 
 
 def decreases(values: Sequence[Sample]) -> Iterator[dict[str, float]]:
-    """Where a later sample is less than the one before."""
+    """Yield each sample that is less than the one before."""
     for (before, was), (after, value) in pairwise(values):
         if value < was:
             yield {"before": before, "after": after, "was": was, "is": value}
 
 
 def spans(times: Sequence[float], gap: float) -> list[tuple[float, float]]:
-    """From when to when without more than `gap` seconds between two."""
+    """Return the spans (first, last) without a gap of more than `gap` seconds."""
     found: list[tuple[float, float]] = []
     for when in times:
         if found and when - found[-1][1] <= gap:
@@ -50,7 +50,7 @@ def spans(times: Sequence[float], gap: float) -> list[tuple[float, float]]:
 
 
 def _changes(one: dict[str, Any]) -> dict[str, Any]:
-    """When a rank of that name was first seen to have begun anew."""
+    """Return when the rank's start time was first seen, for each start."""
     found: list[tuple[float, float]] = []
     for when, value in one["values"]:
         if not found or found[-1][1] != float(value):
@@ -63,7 +63,6 @@ def _fired(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names(prometheus: Prometheus) -> list[str]:
-    question = urllib.parse.quote("__name__")
-    with urllib.request.urlopen(f"{prometheus.url}/api/v1/label/{question}/values", timeout=30) as answer:
+    with urllib.request.urlopen(f"{prometheus.url}/api/v1/label/__name__/values", timeout=30) as answer:
         names: list[str] = json.load(answer)["data"]
     return names

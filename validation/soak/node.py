@@ -1,4 +1,4 @@
-"""One of the two nodes: its job, its GPUs, its exporter behind a proxy, a run directory that can be full, a clock."""
+"""One of the two nodes: a job, GPUs, an exporter behind a proxy, a run directory that can be full, and a clock."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from validation.soak.proxy import Proxy
 
 RUN_DIRECTORY_SIZE = "4m"
 CAN_MOUNT = os.geteuid() == 0
-"""Else no run directory is full: it is a file system of its own."""
+"""The full run directory is a file system of its own; without root it is left out."""
 
 
 class Node(Arena):
-    """An arena that is disturbed. The stack that watches it runs before the job begins."""
+    """An arena that can be disturbed. Its stack runs before the job starts."""
 
     def __init__(self, directory: Path, memory: Path, run: str) -> None:
         self._clock = directory / "clock"
@@ -32,13 +32,13 @@ class Node(Arena):
         self.proxy = Proxy(self.exporter.url)
 
     def set_clock(self, ahead: float) -> None:
-        """By how many seconds the exporter's clock is wrong from now on."""
+        """Set how many seconds the exporter's clock is ahead from now on."""
         draft = self._clock.with_suffix(".draft")
         draft.write_text(f"{ahead:+g}")
         draft.rename(self._clock)
 
     def fill(self, filler: str) -> int:
-        """Leave no byte free in the run directory, with a file of that name; returns its size."""
+        """Fill the run directory with a file of that name until no byte is free. Return the file's size."""
         path = self._run_dir_mounted / filler
         with path.open("ab", buffering=0) as file, suppress(OSError):
             while True:
@@ -46,11 +46,11 @@ class Node(Arena):
         return path.stat().st_size
 
     def empty(self, filler: str) -> None:
-        """Undo that."""
+        """Remove the file."""
         (self._run_dir_mounted / filler).unlink()
 
     def mount(self, started: ExitStack) -> None:
-        """Put a small file system under the run directory, until `started` ends."""
+        """Mount a small file system as the run directory, until `started` closes."""
         if CAN_MOUNT:
             _run("mount", "-t", "tmpfs", "-o", f"size={RUN_DIRECTORY_SIZE}", "tmpfs", str(self._run_dir_mounted))
             started.callback(_run, "umount", "--lazy", str(self._run_dir_mounted))

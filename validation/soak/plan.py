@@ -1,4 +1,4 @@
-"""What happens when: faults of two runs and chaos beside them, drawn from a seed before anything begins."""
+"""The plan of a soak: faults in two runs, and disturbances of the servers, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from validation.gauntlet.case import Case, Target
 from validation.gauntlet.cases import all_cases
 
 RUNS = (GLOO, ASYNCHRONOUS)
-"""A run for each kind of device, named after it."""
+"""The runs: one on each kind of device, with its name."""
 
 EXPORTER, PROMETHEUS, ALERTMANAGER = "exporter", "prometheus", "alertmanager"
 KILL, RESTART, STOP, SLOW, FULL, FULL_AT_START, CLOCK = (
@@ -25,18 +25,18 @@ KILL, RESTART, STOP, SLOW, FULL, FULL_AT_START, CLOCK = (
     "full at a job's start",
     "clock",
 )
-PACE = 5.0  # steps of half a second: eight ranks take less than one processor together
+PACE = 5.0  # steps of half a second: eight ranks together need less than one CPU
 SETTLES = 180.0  # seconds before the first fault: the rules' windows
-HOLDS = 390.0  # seconds: what is told within 135 s, half an interval and group_wait, and then is disturbed
+HOLDS = 390.0  # seconds: an alert within 135 s, half an interval and group_wait, then time to disturb it
 HOW_LONG = {
-    # After a hang the run's patience is five minutes for an hour, as its own pauses tell how long one may be.
+    # After a hang, a run is given five minutes for an hour, because its own pauses set the limit.
     "f17_hang_outside": 450.0,
     "f18_hang_inside": 450.0,
     "f07_memory_held": 720.0,  # its limit is nine minutes
-    "g1_xid": 60.0,  # an event, which is told for a quarter of an hour
+    "g1_xid": 60.0,  # an event, which alerts for a quarter of an hour
     FULL_AT_START: 120.0,
 }
-BETWEEN = 330.0  # seconds: longer than an end takes to its notification
+BETWEEN = 330.0  # seconds: longer than a resolve needs to its notification
 
 ABOUT_RANKS = ("f03_slow_loader", "f09_rank_zero_works", "f10_throttling", "f17_hang_outside", "f19_killed_rank")
 FAULTS = {
@@ -52,18 +52,18 @@ FAULTS = {
 }
 
 FIRST_CHAOS, CHAOS_EVERY = 90.0, (110.0, 190.0)  # seconds
-DOWN = (5.0, 40.0)  # seconds; an exporter may be down for two minutes before that is told
+DOWN = (5.0, 40.0)  # seconds; an exporter may be down for two minutes before it alerts
 STOPPED = (5.0, 40.0)
-DELAYS = (4.0, 14.0)  # seconds of a scrape, of which ten are allowed
+DELAYS = (4.0, 14.0)  # seconds a scrape; the timeout is ten
 SLOW_FOR = 50.0  # three scrapes
 FULL_FOR = 60.0
-CLOCK_BY = 90.0  # seconds, either way
+CLOCK_BY = 90.0  # seconds, forward or back
 CLOCK_FOR = 100.0
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A fault from `at` to `until`, in seconds from the begin."""
+    """A fault from `at` to `until`, in seconds from the start."""
 
     run: str
     name: str
@@ -73,18 +73,18 @@ class Slot:
 
     @property
     def case(self) -> Case | None:
-        """Of the gauntlet; None where nothing is wrong with the run, and silence is right."""
+        """The case of the gauntlet; None if nothing is wrong with the run, and no alert is right."""
         return all_cases().get(self.name)
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Something is done to `target` from `at` on for `seconds`, in seconds from the begin."""
+    """A disturbance of `target` from `at` for `seconds`, in seconds from the start."""
 
     act: str
     target: str
     run: str
-    """Whose exporter, directory or clock; empty for Prometheus and Alertmanager."""
+    """The run of the exporter, directory or clock; empty for Prometheus and Alertmanager."""
     at: float
     seconds: float
     amount: float = 0.0
@@ -92,7 +92,7 @@ class Disturbance:
 
 
 def faults(seed: int, run: str, seconds: float) -> Iterator[Slot]:
-    """One after the other, none twice, until there is no more time for one."""
+    """Yield the faults of a run, one after the other, each kind at most once, until the time is used up."""
     chance = random.Random(f"{seed}/{run}")
     at = SETTLES + chance.uniform(0, 60)
     names = chance.sample(FAULTS[run], len(FAULTS[run]))
@@ -106,7 +106,7 @@ def faults(seed: int, run: str, seconds: float) -> Iterator[Slot]:
 
 
 def chaos(seed: int, seconds: float) -> Iterator[Disturbance]:
-    """Every kind in each round. Each exporter lives for half of the time, to see whether its memory grows."""
+    """Yield each kind of disturbance in each round. Each exporter survives half of the time, to measure its memory."""
     chance = random.Random(f"{seed}/chaos")
     at = FIRST_CHAOS
     last = seconds - BETWEEN / 2
@@ -122,8 +122,8 @@ _DECK = [(kind, target) for kind in (KILL, RESTART, STOP) for target in (EXPORTE
 _DECK += [(kind, EXPORTER) for kind in (SLOW, FULL, CLOCK)]
 
 
-def _draw(chance: random.Random, kind: str, target: str, at: float, mortal: str) -> Disturbance:
-    run = mortal if kind in (KILL, RESTART) else chance.choice(RUNS)
+def _draw(chance: random.Random, kind: str, target: str, at: float, killable: str) -> Disturbance:
+    run = killable if kind in (KILL, RESTART) else chance.choice(RUNS)
     run = run if target == EXPORTER else ""
     if kind == SLOW:
         return Disturbance(kind, target, run, at, SLOW_FOR, chance.choice(DELAYS))

@@ -1,4 +1,4 @@
-"""Between Prometheus and an exporter: passes scrapes on, as slowly as it is told."""
+"""A proxy between Prometheus and an exporter that can delay scrapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PASSED_BACK = ("Content-Type", "Content-Encoding")
 
 
 class Proxy:
-    """Listens on loopback; `delay` is seconds before a scrape is passed on."""
+    """A server on loopback; `delay` is the seconds before a scrape is passed on."""
 
     def __init__(self, url: str) -> None:
         self.delay = 0.0
@@ -32,7 +32,7 @@ class Proxy:
         self._server.server_close()
         self._thread.join()
 
-    def _handler(proxy) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - two selfs meet here
+    def _handler(proxy) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - `self` is the handler's
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 time.sleep(proxy.delay)
@@ -45,7 +45,7 @@ class Proxy:
                 except urllib.error.HTTPError as error:
                     self._pass_back(error.code, error.headers, error.read())
                 except OSError:
-                    self.close_connection = True  # as an exporter that is down, or that Prometheus has given up
+                    self.close_connection = True  # the exporter is down, or Prometheus gave up
 
             def _pass_back(self, status: int, headers: Message, body: bytes) -> None:
                 self.send_response(status)
@@ -57,6 +57,6 @@ class Proxy:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Prometheus's own log says enough."""
+                """Prometheus has its own log."""
 
         return Handler

@@ -1,4 +1,4 @@
-"""Two jobs with faults, one stack that is disturbed, and a witness that writes all of it down."""
+"""A soak: two jobs with faults, one stack that is disturbed, and a ledger of all observations."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from validation.soak.node import CAN_MOUNT, Node
 from validation.soak.plan import Disturbance, Slot
 
 LOOKS_EVERY = 60.0  # seconds
-ENDS_WITHIN = 120.0  # as a job that has to be started again takes
+ENDS_WITHIN = 120.0  # enough to start a job again
+NEEDS_ROOT = "mounting a file system needs root"
 
 
 class Soak:
-    """Everything starts when the context is entered, and ends with it."""
+    """The jobs and servers of a soak, as a context manager."""
 
     def __init__(self, directory: Path, memory: Path, ledger: Ledger) -> None:
         self._ledger = ledger
         self._memory = memory
-        self._nodes = {run: Node(_made(directory / run), _made(memory / run), run) for run in plan.RUNS}
+        self._nodes = {run: Node(_mkdir(directory / run), _mkdir(memory / run), run) for run in plan.RUNS}
         targets = [node.proxy.address for node in self._nodes.values()]
         exporters = [node.exporter for node in self._nodes.values()]
-        self._stack = Stack(directory, exporters, self._told, speed=shipped, targets=targets)
+        self._stack = Stack(directory, exporters, self._record, speed=shipped, targets=targets)
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._began = 0.0
@@ -60,38 +61,38 @@ class Soak:
         self._started.close()
 
     def run(self, faults: Sequence[Slot], chaos: Sequence[Disturbance], seconds: float) -> None:
-        """The whole plan, and what Prometheus has to say of it afterwards."""
+        """Carry out the plan, then record Prometheus' history."""
         self._began = time.time()
         instances = {run: node.proxy.address for run, node in self._nodes.items()}
         self._ledger.observe("begin", instances=instances, load=os.getloadavg()[0])
         for run in plan.RUNS:
-            self._begin(self._go_through, [slot for slot in faults if slot.run == run], self._inject)
-        self._begin(self._go_through, chaos, self._disturb)
-        self._begin(self._look)
+            self._start_thread(self._go_through, [slot for slot in faults if slot.run == run], self._inject)
+        self._start_thread(self._go_through, chaos, self._disturb)
+        self._start_thread(self._look)
         self._sleep_until(seconds)
         self._finish()
         self._ledger.observe("end", load=os.getloadavg()[0])
         self._ledger.observe("history", **history(self._stack.prometheus, time.time() - self._began))
 
-    def _begin(self, do: Callable[..., None], *arguments: Any) -> None:
+    def _start_thread(self, do: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=do, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _finish(self) -> None:
-        """Whoever waits goes on at once: what is down comes up, what is wrong is healed."""
+        """End all waits at once: start servers that are down, and heal faults."""
         self._over.set()
         for thread in self._threads:
             thread.join(ENDS_WITHIN)
 
     def _go_through(self, planned: Iterable[Slot | Disturbance], do: Callable[[Any], None]) -> None:
-        for what in planned:
-            if self._sleep_until(what.at):
+        for item in planned:
+            if self._sleep_until(item.at):
                 return
             try:
-                do(what)
-            except Exception as error:  # whatever it is: the rest goes on, and the report says what failed
-                self._ledger.observe("error", what=asdict(what), error=f"{type(error).__name__}: {error}")
+                do(item)
+            except Exception as error:  # the plan goes on, and the report has the error
+                self._ledger.observe("error", what=asdict(item), error=f"{type(error).__name__}: {error}")
 
     def _inject(self, slot: Slot) -> None:
         node = self._nodes[slot.run]
@@ -104,14 +105,14 @@ class Soak:
             node.heal()
             raise
         onset = node.onset
-        self._ledger.observe("fault", **self._named(slot), onset=onset, place=slot.case.place(slot.target))
+        self._ledger.observe("fault", **self._names(slot), onset=onset, place=slot.case.place(slot.target))
         self._sleep_until(slot.until)
         node.heal()
-        self._ledger.observe("healed", **self._named(slot), onset=onset)
+        self._ledger.observe("healed", **self._names(slot), onset=onset)
 
     def _start_in_a_full_directory(self, node: Node, slot: Slot) -> None:
         if not CAN_MOUNT:
-            self._ledger.observe("left out", what=slot.name, reason="mounting a file system needs root")
+            self._ledger.observe("left out", what=slot.name, reason=NEEDS_ROOT)
             return
         free = node.fill(slot.name)
         began = time.time()
@@ -125,15 +126,14 @@ class Soak:
         node.job.wait_until_training()
         self._ledger.observe("full at start", run=slot.run, began=began, bytes=free, trained=trained)
 
-    def _disturb(self, what: Disturbance) -> None:
-        reason = _impossible(what)
-        if reason:
-            self._ledger.observe("left out", what=what.act, reason=reason)
+    def _disturb(self, item: Disturbance) -> None:
+        if item.act == plan.FULL and not CAN_MOUNT:
+            self._ledger.observe("left out", what=item.act, reason=NEEDS_ROOT)
             return
         firing = self._firing()
         began = time.time()
-        self._do(what)
-        self._ledger.observe("chaos", **asdict(what), began=began, ended=time.time(), firing=firing)
+        self._do(item)
+        self._ledger.observe("chaos", **asdict(item), began=began, ended=time.time(), firing=firing)
 
     def _do(self, what: Disturbance) -> None:
         server = self._server(what)
@@ -174,36 +174,30 @@ class Soak:
                         self._ledger.observe("memory", server=server.name, pid=pid, bytes=resident_bytes(pid))
             self._ledger.observe("load", load=os.getloadavg(), pressure=cpu_pressure())
 
-    def _told(self, notification: Notification) -> None:
-        self._ledger.observe("told", **asdict(notification))
+    def _record(self, notification: Notification) -> None:
+        self._ledger.observe("notification", **asdict(notification))
 
     def _firing(self) -> list[dict[str, str]]:
         found = self._stack.prometheus.query('ALERTS{alertstate="firing"}')
         return [series["metric"] for series in found]
 
-    def _named(self, slot: Slot) -> dict[str, Any]:
+    def _names(self, slot: Slot) -> dict[str, Any]:
         title = slot.case.title if slot.case else slot.name
         return {"run": slot.run, "name": slot.name, "title": title}
 
     def _sleep_until(self, at: float) -> bool:
-        """Until so many seconds from the begin; whether all is over."""
+        """Wait until `at` seconds after the start. Return whether the soak is over."""
         return self._over.wait(max(0.0, self._began + at - time.time()))
 
 
 def cpu_pressure() -> float | None:
-    """Part of the last minute in which something waited for a processor; None where the kernel does not tell."""
+    """Return the ratio of the last minute in which a task waited for a CPU; None if the kernel does not report it."""
     path = Path("/proc/pressure/cpu")
     if not path.exists():
         return None
     return float(path.read_text().split("avg60=")[1].split()[0]) / 100
 
 
-def _impossible(what: Disturbance) -> str:
-    if what.act == plan.FULL and not CAN_MOUNT:
-        return "mounting a file system needs root"
-    return ""
-
-
-def _made(directory: Path) -> Path:
+def _mkdir(directory: Path) -> Path:
     directory.mkdir()
     return directory

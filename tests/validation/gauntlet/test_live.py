@@ -1,6 +1,6 @@
-"""Six minutes of the gauntlet: a job on each kind of device, some faults and decoys; whatever is notified is right.
+"""Six minutes of the gauntlet: a job on each kind of device, some faults and decoys; each notification must be right.
 
-The figures are `make gauntlet`'s; here it matters that whatever is told is true, and that nothing else is.
+`make gauntlet` measures the figures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs a case on the kind of device that the test names."""
+    """Return a function that runs a case on the kind of device that the test names."""
     device = request.param
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
@@ -47,14 +47,14 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield lambda name: Runner(arena).run(draw([name], SEED, LOUD, device))
 
 
-def said_by_explain(line: dict[str, Any]) -> tuple[str, ...]:
+def explained_labels(line: dict[str, Any]) -> tuple[str, ...]:
     explained = line["explained"]
     return tuple(explained[name] for name in ("alert", "rank", "host", "cause"))
 
 
-def said_by_the_notification(line: dict[str, Any]) -> tuple[str | None, ...]:
+def notified_labels(line: dict[str, Any]) -> tuple[str | None, ...]:
     labels = line["verdicts"][0]["labels"]
-    if "run" not in labels:  # of a GPU that no rank of the run is on
+    if "run" not in labels:  # about a GPU without a rank of the run
         return (None,) * 4
     return labels["alertname"], labels.get("rank"), labels.get("node"), labels.get("cause", labels.get("reason"))
 
@@ -65,7 +65,7 @@ def said_by_the_notification(line: dict[str, Any]) -> tuple[str | None, ...]:
     indirect=["run"],
     scope="module",
 )
-def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(run, name):
+def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else(run, name):
     line = run(name)
     assert line["false_alarms"] == []
     if line["kind"] == "decoy":
@@ -73,6 +73,6 @@ def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(run, n
     verdict = line["verdicts"][0]
     assert (verdict["fired"], verdict["place_right"], verdict["cause_right"]) == (True, True, True), line
     assert line["resolved"]
-    assert said_by_explain(line) == said_by_the_notification(line), line
+    assert explained_labels(line) == notified_labels(line), line
     assert line["runbook"]
     assert all(answer["right"] for answer in line["runbook"]), line["runbook"]

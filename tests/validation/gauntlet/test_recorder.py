@@ -1,4 +1,4 @@
-"""What of Prometheus's answers becomes a recording."""
+"""The recording that is made from Prometheus' answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def verdict(**labels: str) -> dict[str, Any]:
     return {"fired": True, "place_right": True, "cause_right": True, "labels": labels}
 
 
-def test_what_is_recorded_is_what_the_rules_ask_for_with_their_matchers() -> None:
+def test_the_rules_selectors_are_recorded_with_their_matchers() -> None:
     assert 'rankscope_rank_step_seconds_bucket{rank="0"}' in selectors()
     assert "rankscope_rank_phase_seconds_total" in selectors()
     assert not [selector for selector in selectors() if ":" in selector]
@@ -30,12 +30,12 @@ def test_a_scrape_without_the_series_stays_empty() -> None:
     assert series_of(found, SCRAPES) == {"rankscope_rank_up{}": {"2": [1.0, None, 0.0]}}
 
 
-def test_times_count_from_the_first_scrape() -> None:
+def test_timestamps_are_relative_to_the_first_scrape() -> None:
     found = [answer("rankscope_rank_start_timestamp_seconds", dict.fromkeys(SCRAPES, "40.5"), rank="0")]
     assert series_of(found, SCRAPES) == {"rankscope_rank_start_timestamp_seconds{}": {"0": [-59.5] * 3}}
 
 
-def test_a_rank_of_a_new_job_goes_on_in_the_series_of_the_old_one() -> None:
+def test_a_rank_of_a_new_job_continues_the_series_of_the_old_one() -> None:
     common = {"rank": "0", "group": "0-3", "uuid": "GPU-0", "torch_version": "2.13.0"}
     old = answer("rankscope_rank_info", {100.0: "1"}, pid="1", **common)
     new = answer("rankscope_rank_info", {102.0: "1"}, pid="2", **common)
@@ -54,23 +54,23 @@ def test_an_xid_of_an_earlier_run_is_left_out() -> None:
     assert now == {f'{name}{{xid="48"}}': {"0": [None, None, 1.0]}}
 
 
-def test_only_a_run_of_which_all_was_told_rightly_and_nothing_else_is_right() -> None:
-    told = verdict(alertname="RankscopeRankLagging", rank="1", cause="forward")
-    good = {"step_seconds": [0.1, 0.14], "verdicts": [told], "false_alarms": []}
+def test_a_run_is_right_if_it_was_notified_rightly_and_without_a_false_alarm() -> None:
+    notified = verdict(alertname="RankscopeRankLagging", rank="1", cause="forward")
+    good = {"step_seconds": [0.1, 0.14], "verdicts": [notified], "false_alarms": []}
     assert is_right(good)
     assert is_right({**good, "verdicts": []})
     assert not is_right({**good, "false_alarms": [{"alertname": "RankscopeGpuLost"}]})
-    assert not is_right({**good, "verdicts": [{**told, "cause_right": False}]})
+    assert not is_right({**good, "verdicts": [{**notified, "cause_right": False}]})
     assert not is_right({**good, "step_seconds": [None, None]})
 
 
-def test_a_decoy_has_no_right_labels_and_a_fault_those_that_were_judged() -> None:
+def test_a_decoy_has_no_right_labels_and_a_fault_has_those_that_were_judged() -> None:
     assert right_labels(draw(["drift"], 1), {"verdicts": []}) == {}
-    told = verdict(alertname="RankscopeRankLagging", rank="1", cause="data_wait", severity="warning", node="vm")
+    notified = verdict(alertname="RankscopeRankLagging", rank="1", cause="data_wait", severity="warning", node="vm")
     right = {"alertname": "RankscopeRankLagging", "rank": "1", "cause": "data_wait"}
-    assert right_labels(draw(["f03_slow_loader"], 1), {"verdicts": [told]}) == right
+    assert right_labels(draw(["f03_slow_loader"], 1), {"verdicts": [notified]}) == right
 
 
-def test_where_any_rank_may_be_named_the_rank_is_no_right_label() -> None:
-    told = verdict(alertname="RankscopeRankStuck", rank="1", severity="critical")
-    assert right_labels(draw(["f18_hang_inside"], 1), {"verdicts": [told]}) == {"alertname": "RankscopeRankStuck"}
+def test_the_rank_is_no_right_label_where_any_rank_may_be_named() -> None:
+    notified = verdict(alertname="RankscopeRankStuck", rank="1", severity="critical")
+    assert right_labels(draw(["f18_hang_inside"], 1), {"verdicts": [notified]}) == {"alertname": "RankscopeRankStuck"}

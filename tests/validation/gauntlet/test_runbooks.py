@@ -1,4 +1,4 @@
-"""The queries of the runbooks, as the gauntlet asks them."""
+"""The queries of the runbooks, as the gauntlet runs them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_every_block_is_one_query_that_prometheus_understands(alert: str) -> Non
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_what_is_about_a_run_asks_for_that_run(alert: str) -> None:
+def test_a_query_about_a_run_selects_that_run(alert: str) -> None:
     about = [query.text for query in queries(alert) if "rankscope_rank_" in query.text or "run:" in query.text]
     assert alert == "RankscopeExporterDown" or all('{run="RUN"' in text for text in about)
 
 
 @pytest.fixture
 def answers() -> Iterator[tuple[str, list[object]]]:
-    """A Prometheus that answers each query with these samples, and its address."""
+    """Yield the address of a Prometheus that answers each query with these samples, and the samples."""
     samples: list[object] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -72,7 +72,7 @@ def test_a_sorted_query_is_right_if_its_first_line_is_the_place_of_the_fault(
     assert (line["alert"], line["query"], line["right"]) == (LAGGING, 1, is_right)
 
 
-def test_a_killed_rank_stands_first_though_its_end_is_noticed_after_the_others(tmp_path: Path) -> None:
+def test_a_killed_rank_is_first_though_its_end_is_noticed_after_the_others(tmp_path: Path) -> None:
     (query,) = queries("RankscopeRankCrashed")
     first = query.text.replace(PLACEHOLDER, '"train"').replace("sort(", "bottomk(1, ", 1)
     labels = 'instance="a", job="gpus", run="train"'
@@ -96,14 +96,14 @@ def test_a_killed_rank_stands_first_though_its_end_is_noticed_after_the_others(t
     assert not promtool.complaint(test, promtool.PRODUCTION, tmp_path / "test.yml")
 
 
-def test_a_query_that_not_every_run_has_may_return_nothing(answers: tuple[str, list[object]]) -> None:
+def test_a_query_that_not_every_run_answers_may_return_nothing(answers: tuple[str, list[object]]) -> None:
     alert = "RankscopeTransferBound"
     lines = ask(answers[0], "train", [(alert, {})])
     may_be_empty = [query.may_be_empty for query in queries(alert)]
     assert [line["right"] for line in lines] == may_be_empty == [False, True, True, True]
 
 
-def test_a_prometheus_that_does_not_answer_is_no_right_answer() -> None:
+def test_a_query_without_an_answer_is_not_right() -> None:
     (line,) = ask("http://127.0.0.1:9", "train", [(LAGGING, {"rank": "3"})])
     assert not line["right"]
-    assert line["said"]
+    assert line["error"]

@@ -1,4 +1,4 @@
-"""The schedule can be repeated and has every case."""
+"""The schedule is reproducible and complete."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from validation.gauntlet.schedule import PAIRS, draw, schedule
 RULES = Path(__file__).resolve().parents[3] / "deploy/prometheus/rules/15s.yml"
 
 
-def test_all_twenty_six_faults_are_there_and_the_decoys():
+def test_all_twenty_six_faults_and_the_decoys_are_there():
     numbers = {name[1:3] for name in all_cases() if name.startswith("f")}
     assert numbers == {f"{number:02d}" for number in range(1, 27)}
     decoys = [case for case in all_cases().values() if case.is_decoy]
     assert [sum(device in case.devices for case in decoys) for device in DEVICES] == [10, 12]
 
 
-def test_what_is_about_gpus_alone_runs_over_gloo_and_what_needs_a_host_that_runs_ahead_on_the_asynchronous_device():
+def test_cases_about_gpus_run_over_gloo_and_cases_about_the_host_on_the_asynchronous_device():
     on = {device: {name for run in schedule([1], device=device) for name in run.names} for device in DEVICES}
     assert {"g1_xid", "f07_memory_held"} <= on[GLOO] - on[ASYNCHRONOUS]
     assert on[ASYNCHRONOUS] - on[GLOO] == {"f25_launch_bound", "f26_device_reads", "seldom_reads", "cheap_reads"}
@@ -33,7 +33,7 @@ def test_a_run_on_the_asynchronous_device_has_a_name_of_its_own():
     assert draw(["drift"], 2, device=ASYNCHRONOUS).line()["device"] == ASYNCHRONOUS
 
 
-def test_a_seed_draws_the_same_runs_in_the_same_order_and_another_seed_others():
+def test_a_seed_draws_the_same_runs_in_the_same_order_and_another_seed_another_order():
     assert list(schedule([1])) == list(schedule([1]))
     first, second = list(schedule([1])), list(schedule([2]))
     assert [run.names for run in first] != [run.names for run in second]
@@ -45,7 +45,7 @@ def test_every_run_has_a_name_of_its_own():
     assert len({run.id for run in runs}) == len(runs)
 
 
-def test_smaller_doses_are_for_faults_that_have_them():
+def test_smaller_doses_are_only_for_faults_that_have_doses():
     small = [run for run in schedule([1], doses=[1.4, 1.15]) if run.dose == 1.15]
     assert small
     assert all(run.kind == "fault" and run.cases[0][0].has_doses for run in small)
@@ -57,11 +57,11 @@ def test_two_faults_at_once_hit_different_ranks():
     assert all(run.targets[0].rank != run.targets[1].rank for run in pairs)
 
 
-def test_nothing_that_the_rules_see_names_a_fault():
-    told_by_name = re.compile("|".join(name for name in all_cases() if name.startswith("f")))
-    assert not told_by_name.search(RULES.read_text())
+def test_the_rules_do_not_name_a_fault():
+    fault_names = re.compile("|".join(name for name in all_cases() if name.startswith("f")))
+    assert not fault_names.search(RULES.read_text())
 
 
 def test_an_unknown_case_is_named(capsys, tmp_path):
     assert main(["--only", "f99", "--save", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "gauntlet: --only: no case begins with f99\n"
+    assert capsys.readouterr().err == "gauntlet: --only: no case starts with f99\n"

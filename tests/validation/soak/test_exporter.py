@@ -1,13 +1,13 @@
-"""A clock that is set while somebody looks at it."""
+"""A clock that is set while it is being read."""
 
 from __future__ import annotations
 
-from validation.soak.exporter import wrong
+from validation.soak.exporter import skewed
 
 
-def test_the_clock_is_wrong_by_what_the_file_says_at_the_moment(tmp_path):
+def test_the_clock_is_off_by_the_number_in_the_file(tmp_path):
     file = tmp_path / "clock"
-    clock = wrong(lambda: 1000.0, file)
+    clock = skewed(lambda: 1000.0, file)
     file.write_text("+0")
     assert clock() == 1000.0
     file.write_text("-90")

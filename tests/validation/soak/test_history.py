@@ -1,4 +1,4 @@
-"""What is made of Prometheus's samples."""
+"""The evaluation of Prometheus' samples."""
 
 from __future__ import annotations
 

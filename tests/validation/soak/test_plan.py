@@ -1,4 +1,4 @@
-"""A soak's plan is drawn from a seed, and has everything."""
+"""The plan of a soak is drawn from a seed and is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEEDS = range(1, 21)
 
 @pytest.mark.parametrize("run", plan.RUNS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_faults_of_a_run_follow_each_other_with_time_for_their_end_to_be_told(seed, run):
+def test_faults_of_a_run_leave_time_for_the_resolve(seed, run):
     slots = list(plan.faults(seed, run, TWO_HOURS))
     assert slots == list(plan.faults(seed, run, TWO_HOURS))
     assert len(slots) >= 8
@@ -30,13 +30,13 @@ def test_every_fault_is_one_of_the_gauntlet_on_that_kind_of_device(run):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_everything_is_disturbed_twice_and_one_thing_after_the_other(seed):
+def test_each_disturbance_happens_twice_and_none_overlap(seed):
     found = list(plan.chaos(seed, TWO_HOURS))
     assert all(later.at >= earlier.at + earlier.seconds for earlier, later in pairwise(found))
-    often = Counter((one.act, one.target) for one in found)
-    assert len(often) == 12
-    assert min(often.values()) >= 2
+    counts = Counter((one.act, one.target) for one in found)
+    assert len(counts) == 12
+    assert min(counts.values()) >= 2
 
 
-def test_no_exporter_is_down_for_as_long_as_would_be_told():
+def test_no_exporter_is_down_long_enough_to_alert():
     assert max(plan.DOWN[1], plan.STOPPED[1], plan.SLOW_FOR) < 120

@@ -1,4 +1,4 @@
-"""The proxy passes scrapes on, late if it is told so, and is down when the exporter is."""
+"""The proxy delays scrapes as configured, and is down when the exporter is."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def scraped(proxy, path="/metrics"):
         return answer.headers["Content-Type"], answer.read()
 
 
-def test_a_scrape_is_passed_on_as_late_as_it_is_told(proxy):
+def test_a_scrape_is_delayed_as_configured(proxy):
     proxy.delay = 0.3
     began = time.monotonic()
     assert scraped(proxy) == ("text/plain", b"up 1\n")
     assert time.monotonic() - began >= 0.3
 
 
-def test_what_the_exporter_refuses_is_refused(proxy):
+def test_an_error_of_the_exporter_is_passed_on(proxy):
     with pytest.raises(urllib.error.HTTPError, match="404"):
         scraped(proxy, "/nothing")
 

@@ -1,4 +1,4 @@
-"""All faults and decoys, by their names; the number that a fault's begins with is that of the list of faults."""
+"""All faults and decoys by name. The number in a fault's name is its number in the list of faults."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from validation.gauntlet.cases.decoys import DECOYS
 
 @cache
 def all_cases() -> dict[str, Case]:
-    """Return the faults and then the decoys, each in the order of their names: a seed shuffles that order."""
+    """Return the faults and then the decoys, each sorted by name: a seed shuffles this order."""
     faults = {**data.FAULTS, **compute.FAULTS, **network.FAULTS, **ends.FAULTS, **node.FAULTS}
     return dict(sorted(faults.items())) | dict(sorted(DECOYS.items()))

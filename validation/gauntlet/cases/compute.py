@@ -1,4 +1,4 @@
-"""Faults of what ranks compute, on the host and on the device."""
+"""Faults in the computing of ranks, on the host and on the device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from validation.gauntlet.case import (
     Target,
     alert,
     all_ranks,
+    drawn_rank,
     first_rank,
     lagging,
     one_rank,
     rank_zero,
-    the_rank,
 )
 
 HOGS = 3
-AT_ONCE_MS = 10  # that a thread which has slept computes before it has to share (measured here, with Linux 6.18)
+AT_ONCE_MS = 10  # a thread that has slept computes this long before it is preempted (measured with Linux 6.18)
 
 slow_device_of_all = all_ranks(lambda target: target.slow_device)
 slow_device_of_one = one_rank(lambda target: target.slow_device)
@@ -37,7 +37,7 @@ def throttle_all(arena: Arena, target: Target) -> None:
 
 
 def contend_for_cpu(arena: Arena, target: Target) -> None:
-    # The rank computes a part of what was its device's time: as long as before, while the CPU is its own.
+    # The rank computes on the CPU for a part of its device's time: as long as before, while the CPU is not shared.
     computed = AT_ONCE_MS + target.extra_ms / HOGS
     forward = min(computed, Behavior.forward)
     slept = {"forward": Behavior.forward - forward, "backward": Behavior.backward - (computed - forward)}
@@ -59,37 +59,37 @@ FAULTS = {
         lagging("other"),
         rank_zero,
     ),
-    # One rank's computation is slow; the clock of its GPU is down and has a reason.
+    # One rank's computation is slow; its GPU's clock is reduced, with a reason.
     "f10_throttling": Case(
         "thermal throttling",
         throttle_one,
         lagging("throttled"),
-        the_rank,
+        drawn_rank,
         simulated="clock, reason and temperature",
     ),
-    # All ranks compute slowly; the clocks of all their GPUs are down and have a reason.
+    # All ranks compute slowly; the clocks of all their GPUs are reduced, with a reason.
     "f10_throttling_everywhere": Case(
         "throttling of all",
         throttle_all,
         alert("RankscopeThrottled", "throttled"),
         simulated="clocks and reason",
     ),
-    # A rank computes on the host, and shares its CPU with others; the GPU's clocks are normal.
+    # A rank computes on the host and shares its CPU; the GPU's clocks are normal.
     "f11_cpu_contention": Case(
         "CPU contention",
         contend_for_cpu,
         lagging("cpu_contention"),
-        the_rank,
+        drawn_rank,
     ),
     # Another process computes on a rank's GPU, and the rank is slower.
     "f12_intruder": Case(
         "a foreign process on the GPU",
         compute_on_the_gpu_of_a_rank,
         lagging("foreign_process"),
-        the_rank,
+        drawn_rank,
         simulated="the foreign process' work and memory; its process is real",
     ),
-    # In each step another rank has more work.
+    # In each step, another rank has more work.
     "f15_rotating_straggler": Case(
         "uneven work",
         all_ranks(lambda target: {"rotating": target.extra_ms}),
@@ -109,7 +109,7 @@ FAULTS = {
         alert("RankscopeLossScaleCollapse"),
         has_doses=False,
     ),
-    # The host takes twice as long to issue the model's work, in many small launches, as the device takes to do it.
+    # The host takes twice as long to launch the model's many small kernels as the device takes to run them.
     "f25_launch_bound": Case(
         "launch-bound",
         all_ranks(lambda _: {"issue": 2}),
@@ -118,8 +118,8 @@ FAULTS = {
         has_doses=False,
         devices=HOST_AND_DEVICE,
     ),
-    # After each batch the host reads a value, for which it waits, and works only then: the device has nothing to do.
-    # The decoy `seldom_reads` has such work as well: there the device does the last step's meanwhile.
+    # After each batch the host waits for a value and then works: the device is idle meanwhile. In the decoy
+    # `seldom_reads` the device runs the last step during this work.
     "f26_device_reads": Case(
         "a value read on every batch",
         all_ranks(lambda target: {"read_every": 1, "post": target.extra_ms}),

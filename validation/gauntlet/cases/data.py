@@ -1,8 +1,8 @@
-"""Faults on the way of the data to the device."""
+"""Faults in the data path to the device."""
 
 from __future__ import annotations
 
-from validation.gauntlet.case import Case, alert, all_ranks, lagging, one_rank, the_rank
+from validation.gauntlet.case import Case, alert, all_ranks, drawn_rank, lagging, one_rank
 
 FAULTS = {
     # Data wait is up on every rank, and the loader workers compute.
@@ -22,9 +22,9 @@ FAULTS = {
         "one slow loader",
         one_rank(lambda target: {"fetch": target.batch_ms}),
         lagging("data_wait"),
-        the_rank,
+        drawn_rank,
     ),
-    # Copies to the GPU take long on every rank (unpinned memory); data is there in time.
+    # Copies to the GPU take long on every rank (unpinned memory); the data is there in time.
     "f04_slow_copies": Case(
         "slow host-to-device copies",
         all_ranks(lambda target: {"copy": target.extra_ms}),

@@ -1,4 +1,4 @@
-"""What looks like a fault and is none."""
+"""Decoys: they look like faults, and no alert is right."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DECOYS = {
         all_ranks(lambda _: {"read_every": 1, "post": 3.0}),
         devices=HOST_AND_DEVICE,
     ),
-    # The job ends in order.
+    # The job ends normally.
     "clean_finish": Decoy("a clean finish", finish),
     # Devices differ by two percent.
     "drift": Decoy("drift of two percent", drift),
@@ -57,15 +57,15 @@ DECOYS = {
     "nothing": Decoy("nothing at all", lambda arena, _: arena.begin()),
     # The job is ended with SIGTERM and started again.
     "planned_restart": Decoy("a planned restart", restart),
-    # A value is read each hundred steps; the device's work hides what the host does in addition to issuing it.
+    # A value is read every hundred steps; the device's work hides the host's extra work.
     "seldom_reads": Decoy(
         "a value read every hundred steps",
-        # No longer, as the simulated GPUs idle while their ranks' hosts are in `other`.
+        # Not longer, because a simulated GPU is idle while its rank's host is in `other`.
         all_ranks(lambda _: {"read_every": 100, "post": 20.0}),
         devices=HOST_AND_DEVICE,
     ),
     # One checkpoint of a second and a half.
     "short_checkpoint": Decoy("a short checkpoint", all_ranks(lambda _: {"checkpoint_every": 100, "checkpoint": 1500})),
-    # A new job whose first steps are slow, as when kernels are compiled.
+    # A new job whose first steps are slow, as with kernel compilation.
     "warm_up": Decoy("warm-up", warm_up),
 }

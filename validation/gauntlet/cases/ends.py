@@ -1,19 +1,19 @@
-"""Checkpoints, hangs, a job that does not begin, and one that crashes."""
+"""Checkpoints, hangs, a job that does not start training, and one that crashes."""
 
 from __future__ import annotations
 
 from testing.stack import wait_for
 from validation.gauntlet.arena import Arena
-from validation.gauntlet.case import Case, Target, alert, all_ranks, one_rank, the_rank
+from validation.gauntlet.case import Case, Target, alert, all_ranks, drawn_rank, one_rank
 
 FIRST_CHECKPOINT_WITHIN = 30.0  # seconds
 
 
 def stop_saving(arena: Arena, _target: Target) -> None:
-    # A new job that has saved nothing yet has another limit, of ten minutes.
+    # A new job that has saved nothing yet has another limit: ten minutes.
     saved = "run:rankscope_since_checkpoint:seconds"
     wait_for(lambda: arena.stack.prometheus.query(saved), FIRST_CHECKPOINT_WITHIN)
-    arena.change_ranks(everybody={"checkpoint_every": 0})
+    arena.change_ranks(common={"checkpoint_every": 0})
 
 
 def stay_in_startup(arena: Arena, _target: Target) -> None:
@@ -34,7 +34,7 @@ FAULTS = {
         "a hang outside a collective",
         one_rank(lambda _: {"hangs": True}),
         alert("RankscopeRankStuck"),
-        the_rank,
+        drawn_rank,
         has_doses=False,
     ),
     # All ranks are in the same collective, which does not end.
@@ -49,17 +49,17 @@ FAULTS = {
         "a killed rank",
         lambda arena, target: arena.kill(target.rank),
         alert("RankscopeRankCrashed"),
-        the_rank,
+        drawn_rank,
         has_doses=False,
     ),
-    # A job has its ranks, and makes no step.
+    # A job has its ranks, but makes no step.
     "f20_slow_startup": Case(
         "start-up without an end",
         stay_in_startup,
         alert("RankscopeStartupSlow"),
         has_doses=False,
     ),
-    # No rank saves any more.
+    # The ranks stop saving.
     "f23_checkpoint_overdue": Case(
         "checkpoint overdue",
         stop_saving,

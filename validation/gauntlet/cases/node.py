@@ -1,4 +1,4 @@
-"""Faults of GPUs, of what is allocated on them, and of the node's exporter. All are injected over gloo only."""
+"""Faults of GPUs, of their allocations, and of the node's exporter. All run over gloo only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from validation.gauntlet.case import (
     Inject,
     Target,
     alert,
-    its_gpu,
-    the_rank,
-    the_rank_and_its_gpu,
-    the_spare_gpu,
+    drawn_gpu,
+    drawn_rank,
+    drawn_rank_and_gpu,
+    drawn_spare_gpu,
 )
 
 NodeCase = partial(Case, has_doses=False, devices=GPUS_ALONE)
 
 
 def half_idle(memory: float) -> Inject:
-    """All GPUs of ranks are half idle, and `memory` of each is used."""
+    """Make all GPUs of ranks half idle, with `memory` (a ratio) of each used."""
 
     def inject(arena: Arena, _target: Target) -> None:
         for rank in range(RANKS):
@@ -37,7 +37,7 @@ def finish_but_hold_memory(arena: Arena, target: Target) -> None:
 
 
 FAULTS = {
-    # GPUs are half idle and half empty, and no wait explains it.
+    # GPUs are half idle and mostly empty, and no wait explains it.
     "f05_batch_too_small": NodeCase(
         "batch too small",
         half_idle(memory=0.3),
@@ -51,52 +51,52 @@ FAULTS = {
         alert("RankscopeLowUtilization", "memory_bound"),
         simulated="utilization and memory",
     ),
-    # A process that is no rank holds memory of a GPU on which nothing runs.
+    # A process that is no rank holds memory of an idle GPU.
     "f07_memory_held": NodeCase(
         "memory held, GPU idle",
         lambda arena, target: arena.hold_memory(target.spare_gpu, "20 GiB"),
         alert("RankscopeGpuMemoryHeldIdle"),
-        the_spare_gpu,
+        drawn_spare_gpu,
         simulated="the memory; its process is real",
     ),
-    # A rank makes its steps, and its GPU is empty.
+    # A rank makes its steps, but its GPU is empty.
     "f20_cpu_fallback": NodeCase(
         "CPU fallback",
         lambda arena, target: arena.change_gpu(target.rank, ranks_busy=0, ranks_memory=0),
         alert("RankscopeCpuFallback", "cpu_fallback"),
-        the_rank,
+        drawn_rank,
         simulated="the empty GPU",
     ),
-    # The job is over, and something that it left behind still holds memory of its GPU.
+    # The job has ended, but a leftover process still holds memory of its GPU.
     "f20_finished_but_held": NodeCase(
         "finished but held",
         finish_but_hold_memory,
         alert("RankscopeGpuMemoryHeldIdle"),
-        its_gpu,
+        drawn_gpu,
         simulated="the memory; its process is real",
     ),
-    # A rank has its model on its GPU, makes its steps, and runs no kernel there.
+    # A rank has its model on its GPU and makes its steps, but runs no kernel there.
     "f20_idle_gpu": NodeCase(
         "allocated, idle",
         lambda arena, target: arena.change_gpu(target.rank, ranks_busy=0),
         alert("RankscopeGpuAllocatedIdle"),
-        the_rank_and_its_gpu,
+        drawn_rank_and_gpu,
         simulated="the idle GPU",
     ),
-    # A scheduler has given a GPU to a user who runs nothing on it.
+    # A scheduler has allocated a GPU to a user who runs nothing on it.
     "f20_never_used": NodeCase(
         "allocated, never used",
         lambda arena, target: arena.claim(target.spare_gpu),
         alert("RankscopeGpuUnused"),
-        the_spare_gpu,
+        drawn_spare_gpu,
         simulated="the scheduler's file",
     ),
-    # A GPU reports an error of its hardware.
+    # A GPU reports a hardware error.
     "g1_xid": NodeCase(
         "XID",
         lambda arena, target: arena.change_gpu(target.rank, xid=48),
         alert("RankscopeGpuXid"),
-        its_gpu,
+        drawn_gpu,
         simulated="the event",
     ),
     # A GPU that no rank uses no longer answers.
@@ -104,10 +104,10 @@ FAULTS = {
         "a lost GPU",
         lambda arena, target: arena.change_gpu(target.spare_gpu, lost=True),
         alert("RankscopeGpuLost"),
-        the_spare_gpu,
+        drawn_spare_gpu,
         simulated="all of it",
     ),
-    # The exporter of the node is gone; the ranks train on.
+    # The exporter of the node is down; the ranks go on training.
     "g3_exporter_down": NodeCase(
         "no exporter",
         lambda arena, _: arena.stop_exporter(),
@@ -116,8 +116,8 @@ FAULTS = {
     # A job with a newer version of the hook has a record that the exporter cannot read.
     "g4_ranks_hidden": NodeCase(
         "a record of another version",
-        lambda arena, _: arena.publish_of_another_version(),
+        lambda arena, _: arena.publish_other_version(),
         alert("RankscopeRanksHidden"),
-        simulated="the record: its header, and nothing in it",
+        simulated="the record, which has only a header",
     ),
 }
