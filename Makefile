@@ -8,7 +8,7 @@ PYTESTS = $(BIN)/python -m pytest
 # A worker takes a whole file, because its tests share fixtures. tests/conftest.py sorts the files: slow ones first.
 AT_ONCE = -n 3 --dist loadfile --no-loadscope-reorder
 ALONE = -n 2 --dist loadgroup
-LINT = $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy
+LINT = $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && git ls-files -z | xargs -0 $(BIN)/codespell && $(BIN)/mypy
 RELEASE := .release/bin
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_hooks/rankscope/_version.py)
 # Wheels for every platform of the image, without an index URL in the file: pip's own settings name the index.
@@ -26,7 +26,7 @@ help: ## list the targets
 demo: $(call installed,train) servers ## show two faults and their notifications, with a real training job (ONCE=1: exit by itself)
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
 
-check: $(call installed,check) ## run ruff, mypy, and the tests that need no torch, process, server or sleep (under a minute)
+check: $(call installed,check) ## run ruff, codespell, mypy, and the tests that need no torch, process, server or sleep (under a minute)
 	@$(LINT)
 	@$(PYTESTS) -n 2 --dist loadfile --quiet -m unit
 
@@ -39,7 +39,7 @@ test: venv servers helm ## run linters, the type checker and every test, with re
 	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE) -m alone
 endif
 
-lint: $(call installed,check) ## run ruff and mypy --strict; mypy checks only changes since its last run
+lint: $(call installed,check) ## run ruff, codespell and mypy --strict; mypy checks only changes since its last run
 	@$(LINT)
 
 format: venv ## format the code with ruff

@@ -189,7 +189,9 @@ def _findings() -> str:
 def _finding(kind: str, module: ModuleType) -> str:
     data = DATA["findings"][kind]
     words = WORDS[kind]
-    causes = dict.fromkeys(cause for cause in (data.get("cause"), *words.causes, *words.advice) if cause) or {"": None}
+    causes = dict.fromkeys(cause for cause in (data.get("cause"), *words["words"], *words["advice"]) if cause) or {
+        "": None
+    }
     said = [(f"`{cause}`" if cause else "any", _said(kind, cause), _advice(kind, cause)) for cause in causes]
     limits = Thresholds()
     used = {f"`{name}`" for name in re.findall(r"\bthresholds\.(\w+)", inspect.getsource(module))}
@@ -228,7 +230,7 @@ def _candidate(kind: str, cause: str) -> Candidate:
 
 
 def _example(kind: str) -> str:
-    return _said(kind, DATA["findings"][kind].get("cause") or next(iter(WORDS[kind].causes), ""))
+    return _said(kind, DATA["findings"][kind].get("cause") or next(iter(WORDS[kind]["words"]), ""))
 
 
 def _said(kind: str, cause: str) -> str:
@@ -278,7 +280,7 @@ def _box(phase: str, left: float, top: float, width: float, height: float = BAR)
 
 
 def _flags() -> str:
-    exporter = exporter_config.make_parser(registry.HELP, registry.OFF_UNLESS_ASKED_FOR)
+    exporter = exporter_config.make_parser(registry.HELP, registry.OFF_BY_DEFAULT)
     commands = re.findall(r"\w+", re.findall(r"\w+(?:\|\w+)+", _help(launch.make_parser()))[0])
     parts = ["# Command line", "## rankscope-exporter", _block(_help(exporter))]
     parts += ["## rankscope", _block(_help(launch.make_parser()))]

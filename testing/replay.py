@@ -65,7 +65,7 @@ def _timed(recordings: list[Recording], faulty: int, speed: Speed) -> dict[str, 
     }
 
 
-def by_the_device(recording: Recording) -> Recording:
+def with_device_clock(recording: Recording) -> Recording:
     """Return the run as if its phases were measured on a device, in some steps, and its host ran ahead."""
     found = {name: dict(places) for name, places in recording.series.items()}
     host: dict[str, Values] = {}

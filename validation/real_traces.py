@@ -41,7 +41,7 @@ from rankscope.record.layout import PHASES
 from rankscope.record.snapshot import Step
 from rankscope_exporter.diagnosis.judge import RunJudge
 from rankscope_exporter.diagnosis.readings import AlignedCounters, Counters, RankReading
-from rankscope_exporter.diagnosis.waits import held_up_by, waits
+from rankscope_exporter.diagnosis.waits import blocking_ranks, waits
 from rankscope_exporter.diagnosis.words import sentence
 from rankscope_exporter.hangs import flight_recorder
 from rankscope_exporter.ranks.step_alignment import Alignment, account
@@ -77,7 +77,7 @@ def hangs(directory: Path) -> Iterator[Result]:
         stopped = sorted(map(int, match[1].split(","))) if match else []
         dumps = flight_recorder.read_dumps(log.parent)
         groups = {name: group.ranks for name, group in flight_recorder.groups_of(dumps).items()}
-        late = held_up_by(waits(flight_recorder.positions(dumps), groups))
+        late = blocking_ranks(waits(flight_recorder.positions(dumps), groups))
         named = sorted(rank for ranks in late for rank in ranks)
         yield Result(f"hangs/{log.parent.name}", f"stopped: {stopped}", f"waiting for {named}", named == stopped)
 

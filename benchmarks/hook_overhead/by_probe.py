@@ -62,7 +62,7 @@ def run(training: str, steps: int, alone: Sequence[str]) -> dict[str, Block]:
         for _ in range(steps):
             choice = draw.choice(list(blocks))
             for name, guard in guards.items():
-                guard.blown = choice not in (ALL, name)
+                guard.disabled = choice not in (ALL, name)
             blocks[choice] += loop.run(1)
     rankscope.uninstrument()
     if make.ranks:

@@ -44,7 +44,7 @@ MAINTAINER = "Rankscope authors <rankscope@users.noreply.github.com>"
 PARSERS = {
     "rankscope": (launch.make_parser(), "show which GPU rank slows down a training run, and why"),
     "rankscope-exporter": (
-        config.make_parser(registry.HELP, registry.OFF_UNLESS_ASKED_FOR),
+        config.make_parser(registry.HELP, registry.OFF_BY_DEFAULT),
         "Prometheus exporter for GPU training",
     ),
 }

@@ -288,12 +288,13 @@ def _text(entry: Mapping[str, Any], what: str) -> str:
 
 
 def _link(ports: Mapping[str, str]) -> str:
-    """Return the template that says what is wrong with a port, or that a GPU's link is reduced."""
+    """Return the template that says what is wrong with a port, with a GPU's link, or between the ranks of a group."""
     value = {"ratio": "{{ . | first | value | percent }}", "number": "{{ . | first | value | number }}"}
     faults = [EVIDENCE.format("network", name) + text.format_map(value) for name, text in ports.items()]
     fault = "{{ else }}".join([*faults, "is at fault"]) + "{{ end }}" * len(faults)
     port = "{{ if $labels.port }}port {{ $labels.port }} of {{ $labels.node }} " + fault
-    return port + "{{ else }}the link of rank {{ $labels.rank }} ({{ $labels.node }}) is reduced{{ end }}"
+    rank = "{{ else if $labels.rank }}the link of rank {{ $labels.rank }} ({{ $labels.node }}) is reduced"
+    return port + rank + "{{ else }}the link between ranks {{ $labels.group }} is slow{{ end }}"
 
 
 def _by_cause(alert: Mapping[str, Any], what: str) -> str:

@@ -17,9 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_report_error(message))
     from rankscope_exporter import config, logs
     from rankscope_exporter.daemon import StartError, run
-    from rankscope_exporter.registry import HELP, OFF_UNLESS_ASKED_FOR
+    from rankscope_exporter.registry import HELP, OFF_BY_DEFAULT
 
-    settings = config.parse(HELP, arguments, off=OFF_UNLESS_ASKED_FOR)
+    settings = config.parse(HELP, arguments, off=OFF_BY_DEFAULT)
     logs.configure(settings.log_level, settings.log_format)
     try:
         run(settings)

@@ -73,7 +73,7 @@ def run(settings: Config) -> None:
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable(settings.procfs))
     rank_policy = RankPolicy(users.name, occupants.is_elsewhere, settings.has_owner, settings.users)
     rank_gpus = RankGpus(settings.collectors)
-    run_directory = RunDirectory(settings.run_dirs, beliefs=rank_policy)  # stays open until the process exits
+    run_directory = RunDirectory(settings.run_dirs, policy=rank_policy)  # stays open until the process exits
     with (
         _listening(settings) as listeners,
         # On its own thread: a directory service that hangs delays no rank.

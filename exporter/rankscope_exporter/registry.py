@@ -70,7 +70,7 @@ RANK_COLLECTORS: tuple[Described, ...] = (Ranks, AlignedSteps, RankProcesses, Ne
 # In the order of /metrics and --help.
 COLLECTORS: tuple[Described, ...] = (*GPU_COLLECTORS, XidCollector, *RANK_COLLECTORS, ExporterCollector)
 HELP = {collector.name: collector.help for collector in COLLECTORS}
-OFF_UNLESS_ASKED_FOR = frozenset(collector.name for collector in GPU_COLLECTORS if not collector.is_on)
+OFF_BY_DEFAULT = frozenset(collector.name for collector in GPU_COLLECTORS if not collector.is_on)
 
 # All metrics by subject, for docs/metrics.md.
 GPU_METRICS: tuple[Declaration, ...] = (
@@ -84,7 +84,7 @@ EXPORTER_METRICS: tuple[Declaration, ...] = (*ExporterCollector.metrics, *scrape
 def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
     """Return the enabled GPU collectors, which the sampler reads."""
     enabled = [collector for collector in GPU_COLLECTORS if collector.name in settings.collectors]
-    return [gpu.on_node(settings.node) if collector is gpu.COLLECTOR else collector for collector in enabled]
+    return [gpu.identity_collector(settings.node) if collector is gpu.COLLECTOR else collector for collector in enabled]
 
 
 def rank_collectors(settings: Config, gpus: Callable[[float], Mapping[str, RankGpu]]) -> list[RankCollector]:

@@ -1,4 +1,4 @@
-"""A second user of the machine, and the command line as somebody types it, for the attacks on the commands."""
+"""A second user of the machine, and the command line as a user types it, for the attacks on the commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from testing.programs import Program, python, running
 from testing.users import NOBODY
 
-# Imports come first: the interpreter that runs the tests may lie in a home directory that nobody else may enter.
+# Imports come first: the interpreter that runs the tests may be in a home directory that no other user may enter.
 BECOME = """
 import fcntl, os, signal, sys
 from functools import partial

@@ -115,7 +115,7 @@ def test_every_command_on_a_page_exists(page: str) -> None:
         if program == "rankscope":
             launch.make_parser().parse_args(arguments)
         elif program == "rankscope-exporter":
-            config.make_parser(registry.HELP, registry.OFF_UNLESS_ASKED_FOR).parse_args(arguments)
+            config.make_parser(registry.HELP, registry.OFF_BY_DEFAULT).parse_args(arguments)
         elif program == "make":
             assert f"\n{arguments[0]}: " in (ROOT / "Makefile").read_text()
         elif program == "pip":

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from testing.promtool import PRODUCTION, RULES, complaint, expanded
 from validation.month.engine import fire
-from validation.month.plan import HANG, Happening, Plan
+from validation.month.plan import HANG, Plan, SimulatedEvent
 from validation.month.record import simulate
 from validation.month.samples import Line, Stretch
 
@@ -45,7 +45,7 @@ EXPECTED = {
     ),
     "a hang": (a_run("hang", fault=HANG, **{**FAULT, "heals": HALF_AN_HOUR + 420}), ["RankscopeRankStuck 3"]),
     "one rank writes a checkpoint": (
-        a_run("checkpoint", happenings=(Happening("checkpoint", HALF_AN_HOUR, 110, 3),)),
+        a_run("checkpoint", events=(SimulatedEvent("checkpoint", HALF_AN_HOUR, 110, 3),)),
         [],
     ),
 }

@@ -22,7 +22,7 @@ RECORDINGS = [Recording.read(path) for path in sorted(RECORDED.glob("*.json"))]
 def complaint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return promtool's complaint, which has every alert of the replayed runs, by each clock."""
     path = tmp_path_factory.mktemp("promtool") / "test.yml"
-    runs = RECORDINGS if request.param == "host" else [replay.by_the_device(recording) for recording in RECORDINGS]
+    runs = RECORDINGS if request.param == "host" else [replay.with_device_clock(recording) for recording in RECORDINGS]
     tests = replay.tests_of(runs)
     return "\n".join(promtool.complaint(test, promtool.PRODUCTION, path) for test in tests)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from validation.month.engine import fire, rules
-from validation.month.plan import HANG, Happening, Plan, faulty, healthy
+from validation.month.plan import HANG, Plan, SimulatedEvent, faulty, healthy
 from validation.month.record import SCRAPE, simulate
 from validation.month.samples import Stretch
 
@@ -23,18 +23,18 @@ def a_run(name: str, ranks: int = 8, clock: str = "device", **others: object) ->
     return replace(made, **others)  # type: ignore[arg-type]  # fields of a case
 
 
-def checkpoint(rank: int | None, seconds: float) -> tuple[Happening, ...]:
-    return (Happening("checkpoint", HALF_AN_HOUR, seconds, rank),)
+def checkpoint(rank: int | None, seconds: float) -> tuple[SimulatedEvent, ...]:
+    return (SimulatedEvent("checkpoint", HALF_AN_HOUR, seconds, rank),)
 
 
 ONE_RANK = {"fault": "slow rank", **FAULT}
 IN_TURN = {"fault": "rotating straggler", **FAULT}
 EXPECTED: dict[str, tuple[Plan, list[str]]] = {
-    "one rank writes a checkpoint": (a_run("a", clock="host", happenings=checkpoint(3, 110)), []),
-    "one rank writes a checkpoint, by the device's clock": (a_run("b", happenings=checkpoint(3, 110)), []),
-    "one rank of two nodes writes a checkpoint": (a_run("c", 16, happenings=checkpoint(3, 110)), []),
-    "all write one": (a_run("d", 16, happenings=checkpoint(None, 110)), []),
-    "a loader pauses": (a_run("e", happenings=(Happening("data_wait", HALF_AN_HOUR, 40, 3),)), []),
+    "one rank writes a checkpoint": (a_run("a", clock="host", events=checkpoint(3, 110)), []),
+    "one rank writes a checkpoint, by the device's clock": (a_run("b", events=checkpoint(3, 110)), []),
+    "one rank of two nodes writes a checkpoint": (a_run("c", 16, events=checkpoint(3, 110)), []),
+    "all write one": (a_run("d", 16, events=checkpoint(None, 110)), []),
+    "a loader pauses": (a_run("e", events=(SimulatedEvent("data_wait", HALF_AN_HOUR, 40, 3),)), []),
     "a run continues after a hang": (
         a_run("f", fault=HANG, **{**FAULT, "heals": HALF_AN_HOUR + 420}),
         ["RankscopeRankStuck 3"],
@@ -66,16 +66,16 @@ EXPECTED: dict[str, tuple[Plan, list[str]]] = {
         ["RankscopeRotatingStraggler"],
     ),
     "the clock of one of two nodes is five minutes behind": (
-        a_run("m", 16, skewed=np.array([0.0, -300.0]), happenings=(Happening("restart", HALF_AN_HOUR, 100),)),
+        a_run("m", 16, skewed=np.array([0.0, -300.0]), events=(SimulatedEvent("restart", HALF_AN_HOUR, 100),)),
         [],
     ),
     "a hang of less than the five minutes by which the clock of one of two nodes is ahead": (
         a_run("n", 16, skewed=np.array([0.0, 300.0]), fault=HANG, **{**FAULT, "heals": HALF_AN_HOUR + 280}),
         ["RankscopeRankStuck 3"],
     ),
-    "a rare checkpoint of minutes": (a_run("p", happenings=checkpoint(None, 300)), []),
+    "a rare checkpoint of minutes": (a_run("p", events=checkpoint(None, 300)), []),
     "checkpoints of minutes, one after the other": (
-        a_run("q", happenings=tuple(Happening("checkpoint", 600.0 * n, 60) for n in range(1, 8))),
+        a_run("q", events=tuple(SimulatedEvent("checkpoint", 600.0 * n, 60) for n in range(1, 8))),
         ["RankscopeCheckpointSlow"],
     ),
     "ranks in turn on two nodes": (a_run("l", 16, **IN_TURN, dose=1.5), ["RankscopeRotatingStraggler"]),

@@ -10,7 +10,7 @@ import pytest
 from deploy.prometheus.shipped import HERE
 from validation.month import plan, quiet, report
 from validation.month.engine import fire
-from validation.month.plan import Happening, Plan
+from validation.month.plan import Plan, SimulatedEvent
 from validation.month.record import SCRAPE, align, simulate
 from validation.month.samples import Stretch
 from validation.month.steps import PHASES, WAIT, P
@@ -30,7 +30,9 @@ def test_a_day_depends_only_on_its_number() -> None:
 
 
 def test_the_phases_of_every_rank_add_up_to_the_time_since_its_start() -> None:
-    record = simulate(a_run(happenings=(Happening("checkpoint", 300.0, 40.0, 2), Happening("restart", 900.0, 60.0))))
+    record = simulate(
+        a_run(events=(SimulatedEvent("checkpoint", 300.0, 40.0, 2), SimulatedEvent("restart", 900.0, 60.0)))
+    )
     passed = np.where(record.started > 0, record.times - record.started, record.times)
     seconds = np.where(record.up[:, None], record.seconds.sum(axis=1), passed[:, None])
     assert np.allclose(seconds, passed[:, None])
@@ -56,7 +58,7 @@ def test_aligned_steps_match_the_exporters() -> None:
 
 
 def test_a_failed_scrape_makes_every_series_stale_and_a_restarted_exporter_counts_from_zero() -> None:
-    healthy = a_run(happenings=(Happening("exporter restart", 600.0, 20.0, 0),))
+    healthy = a_run(events=(SimulatedEvent("exporter restart", 600.0, 20.0, 0),))
     lines = {line["series"]: line["values"].split(" ") for line in Stretch(healthy, simulate(healthy), 0, 60).lines()}
     by_metric = {series.partition("{")[0]: values for series, values in lines.items()}
     assert by_metric["up"][39:43] == ["1", "0", "0", "1"]
@@ -67,7 +69,7 @@ def test_a_failed_scrape_makes_every_series_stale_and_a_restarted_exporter_count
 
 def test_a_pause_of_a_loader_is_kept_and_an_uneventful_day_is_not() -> None:
     quiet_day = a_run(seconds=14400.0)
-    paused = replace(quiet_day, happenings=(Happening("data_wait", 9000.0, 45.0, 3),))
+    paused = replace(quiet_day, events=(SimulatedEvent("data_wait", 9000.0, 45.0, 3),))
     assert list(quiet.stretches(quiet_day, simulate(quiet_day))) == []
     (kept,) = quiet.stretches(paused, simulate(paused))
     assert kept.begin < 9000.0 - 15 * 60

@@ -27,7 +27,7 @@ class Guard:
         self, probe: str, on_failure: Callable[[str], None], on_interrupt: Callable[[], None] = lambda: None
     ) -> None:
         self.probe = probe
-        self.blown = False
+        self.disabled = False
         self._on_failure = on_failure
         self._on_interrupt = on_interrupt
 
@@ -38,7 +38,7 @@ class Guard:
         """
 
         def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
-            if self.blown:
+            if self.disabled:
                 return None
             try:
                 return function(*args, **kwargs)
@@ -52,7 +52,7 @@ class Guard:
         """Pickle as a disabled stand-in without Rankscope: cloudpickle sends a patched class of `__main__` by value,
         perhaps to a process that does not have Rankscope.
         """
-        return SimpleNamespace, (), {"blown": True}
+        return SimpleNamespace, (), {"disabled": True}
 
     def disable(self, error: BaseException) -> None:
         """Disable the probe because of `error`, which is being handled. Raises Ctrl-C and other non-errors again."""
@@ -64,9 +64,9 @@ class Guard:
                 del error  # its traceback would keep the job's objects alive until a garbage collection
         if reraise:
             raise error
-        if self.blown:
+        if self.disabled:
             return
-        self.blown = True
+        self.disabled = True
         message = "rankscope: probe %s failed; disabled for the rest of the run, training is not affected: %s"
         logger.warning(message, self.probe, error, exc_info=error)
         try:

@@ -44,7 +44,7 @@ ALERTS = {**FAULTS, HANG: "RankscopeRankStuck"}
 
 
 @dataclass(frozen=True)
-class Happening:
+class SimulatedEvent:
     """Something that happens once and takes some seconds, on all ranks or on one; `kind` says what."""
 
     kind: str
@@ -88,7 +88,7 @@ class Plan:
     """Ratio of the time in which a loader worker makes batches."""
     computing: float = 0.9
     """Ratio of that in which it computes, instead of waiting for storage."""
-    happenings: tuple[Happening, ...] = ()
+    events: tuple[SimulatedEvent, ...] = ()
     lengths_over_time: tuple[tuple[float, float], ...] = ()
     """Times from which steps take this factor longer: another sequence length or batch size."""
     caps: tuple[tuple[float, float, float], ...] = ()
@@ -121,7 +121,7 @@ def healthy(seed: int) -> Plan:
     plan = _run(f"day-{seed}", seed, ranks, step, draw)
     return replace(
         plan,
-        happenings=tuple(sorted(_events(plan, draw), key=lambda one: one.at)),
+        events=tuple(sorted(_events(plan, draw), key=lambda one: one.at)),
         lengths_over_time=tuple((_within(draw), draw.uniform(0.5, 2.0)) for _ in range(draw.poisson(1.0))),
         caps=tuple(_cap(draw) for _ in range(draw.poisson(0.5))),
         skewed=_clocks(plan.nodes, draw),
@@ -164,43 +164,43 @@ def _run(name: str, seed: int, ranks: int, step: float, draw: Draw) -> Plan:
     )
 
 
-def _events(plan: Plan, draw: Draw) -> list[Happening]:
+def _events(plan: Plan, draw: Draw) -> list[SimulatedEvent]:
     return [*_planned(plan, draw), *_accidents(plan, draw), *_failed_scrapes(plan, draw)]
 
 
-def _planned(plan: Plan, draw: Draw) -> Iterator[Happening]:
+def _planned(plan: Plan, draw: Draw) -> Iterator[SimulatedEvent]:
     """Yield a run's checkpoints, similar but for a tail and 2% of its time, and its evaluations."""
     every = _between(draw, 15 * MINUTE, 3 * HOUR)
     typical = min(_between(draw, 2.0, 180.0), 0.02 * every)
     rank = _one_rank(plan, draw, 0.3)
     for at in np.arange(draw.uniform(0, every), DAY, every):
-        yield Happening("checkpoint", float(at), typical * draw.lognormal(0, 0.25), rank)
+        yield SimulatedEvent("checkpoint", float(at), typical * draw.lognormal(0, 0.25), rank)
     if draw.random() < 0.6:
         every = _between(draw, 30 * MINUTE, 6 * HOUR)
         typical = _between(draw, 20.0, min(900.0, 0.2 * every))
         rank = _one_rank(plan, draw, 0.3)
         for at in np.arange(draw.uniform(0, every), DAY, every):
-            yield Happening("evaluation", float(at), typical * draw.lognormal(0, 0.1), rank)
+            yield SimulatedEvent("evaluation", float(at), typical * draw.lognormal(0, 0.1), rank)
 
 
-def _accidents(plan: Plan, draw: Draw) -> Iterator[Happening]:
+def _accidents(plan: Plan, draw: Draw) -> Iterator[SimulatedEvent]:
     """Yield unplanned events that end by themselves."""
     for at in _times(draw, 24 * draw.uniform(0.2, 2.0)):
-        yield Happening("data_wait", at, 0.5 * draw.lognormal(0, 1.0), _one_rank(plan, draw, 0.9))
+        yield SimulatedEvent("data_wait", at, 0.5 * draw.lognormal(0, 1.0), _one_rank(plan, draw, 0.9))
     for at in _times(draw, 0.5):
-        yield Happening("compilation", at, 10 * draw.lognormal(0, 0.5))
+        yield SimulatedEvent("compilation", at, 10 * draw.lognormal(0, 0.5))
     for at in _times(draw, 0.7):
-        yield Happening("restart", at, min(45 * draw.lognormal(0, 0.8), 8 * MINUTE))
+        yield SimulatedEvent("restart", at, min(45 * draw.lognormal(0, 0.8), 8 * MINUTE))
 
 
-def _failed_scrapes(plan: Plan, draw: Draw) -> Iterator[Happening]:
+def _failed_scrapes(plan: Plan, draw: Draw) -> Iterator[SimulatedEvent]:
     for node in range(plan.nodes):
         for at in _times(draw, 0.1):
-            yield Happening("exporter restart", at, draw.uniform(5, 90), node)
+            yield SimulatedEvent("exporter restart", at, draw.uniform(5, 90), node)
         for at in _times(draw, 1.5):
-            yield Happening("missed scrape", at, draw.choice([1, 1, 1, 2, 3]) * 15.0, node)
+            yield SimulatedEvent("missed scrape", at, draw.choice([1, 1, 1, 2, 3]) * 15.0, node)
     for at in _times(draw, 0.2):
-        yield Happening("Prometheus restart", at, draw.uniform(20, 120))
+        yield SimulatedEvent("Prometheus restart", at, draw.uniform(20, 120))
 
 
 def _one_rank(plan: Plan, draw: Draw, part: float) -> int | None:

@@ -60,7 +60,7 @@ def _may_alert(plan: Plan, record: Record) -> Array:
                 found |= _reaches(values, MARGIN * limit, span, dips)
     found |= _stands_still(record) | _has_long_checkpoints(plan, record)
     longest = dict.fromkeys(("checkpoint", "evaluation"), LONG)
-    for one in plan.happenings:
+    for one in plan.events:
         is_long = one.seconds > longest.get(one.kind, DAY)
         if is_long:
             longest[one.kind] = one.seconds

@@ -69,7 +69,7 @@ class Stretch:
     def _answers(self) -> Array:
         """Return by node which scrapes have an answer."""
         found = np.ones((self.plan.nodes, len(self)), bool)
-        for one in self.plan.happenings:
+        for one in self.plan.events:
             if one.kind in ("missed scrape", "exporter restart", "Prometheus restart"):
                 nodes = slice(None) if one.kind == "Prometheus restart" else one.rank
                 at = one.at - self._begin
@@ -194,7 +194,7 @@ class Stretch:
     def _since_exporter_start(self, node: int, values: Array) -> Array:
         """Restart the exporter's own counters with it; ranks' are read from their records."""
         values = values.copy()
-        for one in self.plan.happenings:
+        for one in self.plan.events:
             if one.kind == "exporter restart" and one.rank == node:
                 after = self._times >= one.at - self._begin
                 if after.any():

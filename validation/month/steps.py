@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from validation.month.plan import DAY, HANG, Happening, Plan
+from validation.month.plan import DAY, HANG, Plan, SimulatedEvent
 
 PHASES = (
     "optimizer",
@@ -76,8 +76,8 @@ class Block:
 def timeline(plan: Plan) -> Iterator[Start | Block]:
     """Yield all starts and blocks of a run, in their order."""
     draw = np.random.default_rng((17, plan.seed, plan.ranks))
-    restarts = [one for one in plan.happenings if one.kind == "restart"]
-    pending = [one for one in plan.happenings if one.kind in ("checkpoint", "evaluation", "data_wait", "compilation")]
+    restarts = [one for one in plan.events if one.kind == "restart"]
+    pending = [one for one in plan.events if one.kind in ("checkpoint", "evaluation", "data_wait", "compilation")]
     now, began, first = 0.0, BEGAN, 0
     while now < plan.seconds:
         until = restarts[0].at if restarts else plan.seconds + 1
@@ -99,7 +99,7 @@ def _block(
     first: int,
     now: float,
     until: float,
-    pending: list[Happening],
+    pending: list[SimulatedEvent],
 ) -> Block:
     """Return the next steps, which all begin before `until`."""
     factor = _factor(plan, now)
@@ -197,7 +197,7 @@ def _scale_for_dose(dose: float, durations: Array, transfer: Array, pattern: Arr
     return high
 
 
-def _add_events(durations: Array, transfer: Array, begins: Array, pending: list[Happening]) -> list[float]:
+def _add_events(durations: Array, transfer: Array, begins: Array, pending: list[SimulatedEvent]) -> list[float]:
     """Add the events of this block to their steps. Return the ends of checkpoints."""
     ended = []
     length = durations.sum(axis=1).max(axis=1) + transfer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 EVIDENCE_LIMIT = 4
-OF_THE_RUN = frozenset({"hang", "crash", "network"})
+ONE_PER_RUN = frozenset({"hang", "crash", "network"})
 """Kinds of which a run has at most one finding, although they name a rank."""
 
 
@@ -42,7 +42,7 @@ class Candidate:
     @property
     def key(self) -> tuple[str, int | None]:
         """Return the key that stays the same while the candidate lasts."""
-        return self.kind, None if self.kind in OF_THE_RUN else self.place.rank
+        return self.kind, None if self.kind in ONE_PER_RUN else self.place.rank
 
 
 @dataclass(frozen=True)

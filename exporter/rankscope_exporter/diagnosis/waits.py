@@ -71,7 +71,7 @@ def _has_reached(one: Position, operation: Operation) -> bool:
     return is_in_it or one.completed.get(group, number) >= number
 
 
-def held_up_by(waiting: Waits) -> Sequence[frozenset[int]]:
+def blocking_ranks(waiting: Waits) -> Sequence[frozenset[int]]:
     """Return the ranks that other ranks wait for and that wait for no other rank, in sets ordered by their least rank.
 
     Ranks that wait for each other are one set if they wait for no other rank. Empty if no rank waits.

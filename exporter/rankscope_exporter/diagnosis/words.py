@@ -95,8 +95,10 @@ def _fields(candidate: Candidate) -> dict[str, object]:
 
 
 def _link(candidate: Candidate) -> str:
-    """Return what is wrong with a network port, or that the rank's link is reduced."""
+    """Return what is wrong with a network port, with a GPU's link, or between the ranks of a group."""
     place = candidate.place
+    if not place.port and place.rank is None:
+        return f"the link between ranks {place.group} is slow"
     if not place.port:
         return f"the link of r{where(candidate)[1:]} is reduced"
     faults = (

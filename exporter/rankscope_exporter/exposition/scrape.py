@@ -74,7 +74,7 @@ class Scrape:
 
     def render(self, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
         """Return the body and the response headers for these request headers."""
-        form, headers = negotiated(accept, accept_encoding)
+        form, headers = negotiate_format(accept, accept_encoding)
         return self.bodies([form])[form], headers
 
     def bodies(self, forms: Collection[Form]) -> dict[Form, bytes]:
@@ -107,7 +107,7 @@ def _negotiated(accept: str, accept_encoding: str) -> tuple[Form, str]:
     return Form(content_type.startswith(OPENMETRICS), _accepts_gzip(accept_encoding)), content_type
 
 
-def negotiated(accept: str, accept_encoding: str) -> tuple[Form, dict[str, str]]:
+def negotiate_format(accept: str, accept_encoding: str) -> tuple[Form, dict[str, str]]:
     """Return the body's format and the response headers for these request headers."""
     form, content_type = _negotiated(accept, accept_encoding)
     headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}

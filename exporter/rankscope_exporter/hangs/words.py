@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from rankscope_exporter.diagnosis.waits import Operation, Position, Waits, held_up_by, victims, waits
+from rankscope_exporter.diagnosis.waits import Operation, Position, Waits, blocking_ranks, victims, waits
 from rankscope_exporter.hangs.flight_recorder import Group
 
 SETS_SHOWN = 8
@@ -15,7 +15,7 @@ SETS_SHOWN = 8
 def lines(positions: Sequence[Position], groups: Mapping[str, Group]) -> Iterator[str]:
     """Yield a headline and a line for each set of blocking ranks."""
     waiting = waits(positions, {name: group.ranks for name, group in groups.items()})
-    late = held_up_by(waiting)
+    late = blocking_ranks(waiting)
     by_rank = {one.rank: one for one in positions}
     if not late:
         yield from _without_blocking_rank(positions, groups)

@@ -23,7 +23,7 @@ NO_PRICES = Prices()
 
 
 @dataclass(frozen=True)
-class Question:
+class ReportRequest:
     """The wanted report and its source: a run directory, the exporter's state directory or a Prometheus."""
 
     run: str | None = None
@@ -38,39 +38,39 @@ class Question:
     is_json: bool = False
 
 
-def show(question: Question, connect: Callable[[str, float | None], Prometheus] = Prometheus) -> int:
+def show(request: ReportRequest, connect: Callable[[str, float | None], Prometheus] = Prometheus) -> int:
     """Print the report. Return the exit status: 2 if there is nothing to report, with the reason on stderr."""
     try:
-        printed = [*_groups(question, connect)] if question.by else [*_page(question, connect)]
+        printed = [*_groups(request, connect)] if request.by else [*_page(request, connect)]
     except (NoJobError, PrometheusError, TimeoutError) as error:
         print(f"rankscope report: {printable(str(error), ERROR_LIMIT)}", file=sys.stderr)  # noqa: T201 - a command
         return 2
-    sys.stdout.writelines(f"{printable(line, LINE_LIMIT if not question.is_json else None)}\n" for line in printed)
+    sys.stdout.writelines(f"{printable(line, LINE_LIMIT if not request.is_json else None)}\n" for line in printed)
     return 0
 
 
-def _page(question: Question, connect: Callable[[str, float | None], Prometheus]) -> Iterable[str]:
-    job = _job(question, connect)
+def _page(request: ReportRequest, connect: Callable[[str, float | None], Prometheus]) -> Iterable[str]:
+    job = _job(request, connect)
     job_id = job.slurm.get("job_id", "")
     if job_id.isdecimal() and not job.is_partial and (allocation := slurm.ask(job_id)):
         job = job.with_allocation(allocation, time.time())
-    return [as_json(job, question.prices)] if question.is_json else lines(job, question.prices)
+    return [as_json(job, request.prices)] if request.is_json else lines(job, request.prices)
 
 
-def _job(question: Question, connect: Callable[[str, float | None], Prometheus]) -> Job:
-    run, job_id, owner, url = question.run, question.job_id, question.owner, question.url
-    if question.run_dir:
-        return select_job(records.jobs(question.run_dir), run, job_id, owner)
-    if question.state_dir:
-        return select_job(saved.jobs(question.state_dir), run, job_id, owner)
+def _job(request: ReportRequest, connect: Callable[[str, float | None], Prometheus]) -> Job:
+    run, job_id, owner, url = request.run, request.job_id, request.owner, request.url
+    if request.run_dir:
+        return select_job(records.jobs(request.run_dir), run, job_id, owner)
+    if request.state_dir:
+        return select_job(saved.jobs(request.state_dir), run, job_id, owner)
     if url is None:
         raise NoJobError("no data source: give --state-dir, --url or a run directory")
     return within(QUERY_TIMEOUT, lambda: queries.job(lambda at: connect(url, at), run, job_id, owner))
 
 
-def _groups(question: Question, connect: Callable[[str, float | None], Prometheus]) -> Iterable[str]:
-    by, url = question.by, question.url
+def _groups(request: ReportRequest, connect: Callable[[str, float | None], Prometheus]) -> Iterable[str]:
+    by, url = request.by, request.url
     if by is None or url is None:
         raise NoJobError("--by needs a Prometheus: give --url")
-    found = within(QUERY_TIMEOUT, lambda: queries.groups(connect(url, None), by, question.days))
-    return group_lines(found, by, question.days, question.prices)
+    found = within(QUERY_TIMEOUT, lambda: queries.groups(connect(url, None), by, request.days))
+    return group_lines(found, by, request.days, request.prices)

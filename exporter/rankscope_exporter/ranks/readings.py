@@ -91,7 +91,11 @@ def _counters(
         step_buckets=snapshot.many("step_buckets"),
         aligned=_aligned(aligned),
         collectives=CollectiveCounters(
-            *(_by_op(snapshot, name) for name in COLLECTIVES), snapshot.group_waits, snapshot.device_group_waits
+            _by_op(snapshot, "collectives"),
+            _by_op(snapshot, "collective_bytes"),
+            _by_op(snapshot, "collective_seconds"),
+            snapshot.group_waits,
+            snapshot.device_group_waits,
         ),
         gc_seconds=sum(snapshot.many("gc_seconds")),
         amp_skipped_steps=snapshot["amp_skipped_steps"],
@@ -100,9 +104,6 @@ def _counters(
         process=_process(process),
         gpu=gpu,
     )
-
-
-COLLECTIVES = ("collectives", "collective_bytes", "collective_seconds")
 
 
 def _by_op(snapshot: RankSnapshot, name: str) -> Mapping[str, float]:

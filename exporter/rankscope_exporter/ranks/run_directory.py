@@ -69,14 +69,14 @@ class RunDirectory:
         clock: Callable[[], float] = time.time,
         files_limit: int = FILES_LIMIT,
         ranks_limit: int = RANKS_LIMIT,
-        beliefs: RankPolicy | None = None,
+        policy: RankPolicy | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listings = {path: Listing(path) for path in paths}
         self._clock = clock
         self._files_limit = files_limit
         self._ranks_limit = ranks_limit
-        self._policy = beliefs or RankPolicy()
+        self._policy = policy or RankPolicy()
         self._monotonic = monotonic
         self._node_clock = NodeClock(clock, monotonic)
         self._living: dict[Path, float] = {}  # monotonic time when each record last had a living process

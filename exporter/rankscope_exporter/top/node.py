@@ -77,7 +77,7 @@ def watch_node(run_dirs: Sequence[Path]) -> Iterator[Node]:
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable())
     gpus = RankGpus([collector.name for collector in COLLECTORS])
     aligned, usage, network = AlignedSteps(REFERENCE_INTERVAL), RankProcesses(), Network()
-    directory = RunDirectory(run_dirs, beliefs=RankPolicy(users.name, occupants.is_elsewhere))
+    directory = RunDirectory(run_dirs, policy=RankPolicy(users.name, occupants.is_elsewhere))
     ranks = RankWatcher(directory, (aligned, usage, network, Findings(aligned, usage, network, gpus)))
     claims = ClaimsWatcher((), ranks.scan, users)
     holders = allocation.watching(claims.claims, ProcessTable(), users, occupants)

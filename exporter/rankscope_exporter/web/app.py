@@ -10,7 +10,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rankscope_exporter.exposition.scrape import Scrape, negotiated
+from rankscope_exporter.exposition.scrape import Scrape, negotiate_format
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.runs import Reporter
@@ -55,7 +55,7 @@ class MetricsFirst:
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         request = dict(scope["headers"])
-        form, headers = negotiated(*(request.get(name, b"").decode("latin-1") for name in NEGOTIATION_HEADERS))
+        form, headers = negotiate_format(*(request.get(name, b"").decode("latin-1") for name in NEGOTIATION_HEADERS))
         page = await self._pages.next(form)
         headers["Content-Length"] = str(len(page.body))
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

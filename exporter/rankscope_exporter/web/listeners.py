@@ -54,7 +54,7 @@ def _socket(host: str) -> socket.socket:
     if family == socket.AF_INET6:
         made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, bool(host))
     # Accepted sockets inherit both options. asyncio sets TCP_NODELAY only on sockets made with IPPROTO_TCP. Without it,
-    # a body waits for the delayed acknowledgement of its headers: 40 ms for each scrape on a persistent connection.
+    # a body waits for the delayed acknowledgment of its headers: 40 ms for each scrape on a persistent connection.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BUFFER)
     return made

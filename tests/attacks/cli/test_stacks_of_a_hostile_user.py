@@ -100,7 +100,7 @@ def test_another_users_process_that_holds_the_lock_gets_no_signal(shared: Path) 
     forged = f"""
 {ANSWERING}
 def caught(*_):
-    os.write(descriptor, b"signalled")
+    os.write(descriptor, b"signaled")
 signal.signal({int(SIGNAL)}, caught)
 writer = publish("e.0", stacks=answer)
 os.chown(directory / "e.0.rank", user, user)
@@ -108,7 +108,7 @@ live()
 """
     with process(forged, shared):
         answer = ask(shared)
-    assert "signalled" not in answer.stdout
+    assert "signaled" not in answer.stdout
     assert "is not of the user whose record it is" in answer.stdout
 
 

@@ -46,7 +46,7 @@ def test_every_series_of_a_rank_has_the_owner_of_its_record(run_dir: Path, direc
 def test_only_ranks_of_listed_users_are_shown(run_dir: Path) -> None:
     ended(run_dir, MALLORY, "forged", run="victim", rank="999")
     with living(run_dir, VICTIM, "mine", run="victim", rank="0"):
-        ranks = RunDirectory([run_dir], clock, beliefs=RankPolicy(users=frozenset({VICTIM}))).scan().ranks
+        ranks = RunDirectory([run_dir], clock, policy=RankPolicy(users=frozenset({VICTIM}))).scan().ranks
     assert [rank.owner for rank in ranks] == [VICTIM]
 
 

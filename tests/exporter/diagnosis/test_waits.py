@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope_exporter.diagnosis.waits import Operation, Position, held_up_by, victims, waits
+from rankscope_exporter.diagnosis.waits import Operation, Position, blocking_ranks, victims, waits
 
 GROUPS = {"0-3": (0, 1, 2, 3), "0-1": (0, 1), "2-3": (2, 3), "0-2:2": (0, 2), "1-3:2": (1, 3)}
 
@@ -16,7 +16,7 @@ def waiting(rank: int, group: str, number: float, completed: float | None = None
 
 
 def late(*positions: Position) -> list[set[int]]:
-    return [set(ranks) for ranks in held_up_by(waits(positions, GROUPS))]
+    return [set(ranks) for ranks in blocking_ranks(waits(positions, GROUPS))]
 
 
 @pytest.mark.parametrize("missing", range(4))

@@ -172,6 +172,11 @@ def test_a_port_at_fault_is_named_with_what_is_wrong(evidence, said) -> None:
     assert sentence(RUN, candidate).endswith(said)
 
 
+def test_a_slow_link_is_named_with_its_group() -> None:
+    candidate = Candidate("network", 0.3, "link", Place(group="2-3"), {"group_wait": 0.3, "peers_wait": 0.1})
+    assert sentence(RUN, candidate).endswith("the link between ranks 2-3 is slow")
+
+
 def test_late_data_of_one_rank_is_explained_where_every_ranks_data_is_late() -> None:
     late, slow = (Candidate("straggler", 0.3, cause, PLACE) for cause in ("data_wait", "forward"))
     every = Candidate("data", 0.3, "cpu")

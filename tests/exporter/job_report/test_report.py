@@ -14,7 +14,7 @@ from testing.simulated_job import lagging
 
 from rankscope.record import layout
 from rankscope_exporter.job_report import saved, slurm
-from rankscope_exporter.job_report.command import Question, show
+from rankscope_exporter.job_report.command import ReportRequest, show
 from rankscope_exporter.job_report.job import Allocation, Gpu, Job, JobFinding, NoJobError, merge_jobs, select_job
 from rankscope_exporter.job_report.page import Prices, group_lines, lines
 from rankscope_exporter.job_report.short import LIMIT, as_json
@@ -66,8 +66,8 @@ def page(job: Job, **prices: float) -> str:
     return "\n".join(lines(job, Prices(**prices)))
 
 
-def printed(capsys: pytest.CaptureFixture[str], **question: Any) -> str:
-    assert show(Question(**question)) == 0
+def printed(capsys: pytest.CaptureFixture[str], **fields: Any) -> str:
+    assert show(ReportRequest(**fields)) == 0
     return capsys.readouterr().out
 
 
@@ -144,7 +144,7 @@ def test_records_without_an_exporter_are_reported_by_phase(run_dir: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("question", "reason"),
+    ("fields", "reason"),
     [
         ({"state_dir": Path("absent")}, "absent is not a directory"),
         ({"run_dir": Path("absent")}, "absent is not a directory"),
@@ -154,9 +154,9 @@ def test_records_without_an_exporter_are_reported_by_phase(run_dir: Path, capsys
     ],
 )
 def test_without_data_the_reason_is_printed(
-    question: dict[str, Any], reason: str, capsys: pytest.CaptureFixture[str]
+    fields: dict[str, Any], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert show(Question(**question)) == 2
+    assert show(ReportRequest(**fields)) == 2
     assert reason in capsys.readouterr().err
 
 

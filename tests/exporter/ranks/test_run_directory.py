@@ -264,7 +264,7 @@ def owned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("owned_by_name")
 def test_another_users_living_rank_is_not_replaced(run_dir: Path, living: Callable[..., None], has_owner: bool) -> None:
     living("1.rank", node="mine")
-    directory = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(has_owner=has_owner))
+    directory = RunDirectory([run_dir], Clock(NOW), policy=RankPolicy(has_owner=has_owner))
     directory.scan()
     living("2.rank", node="theirs")  # started later
     scan = directory.scan()
@@ -275,7 +275,7 @@ def test_another_users_living_rank_is_not_replaced(run_dir: Path, living: Callab
 @pytest.mark.usefixtures("owned_by_name")
 def test_without_owners_another_user_can_replace_an_ended_rank(run_dir: Path, living: Callable[..., None]) -> None:
     leave_record(run_dir, "1.rank", ended_unix=NOW, node="mine")
-    directory = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(has_owner=False))
+    directory = RunDirectory([run_dir], Clock(NOW), policy=RankPolicy(has_owner=False))
     directory.scan()
     living("2.rank", node="theirs")
     assert [rank.snapshot.info["node"] for rank in directory.scan().ranks] == ["theirs"]
@@ -286,7 +286,7 @@ def test_without_owners_ranks_with_different_uids_are_one_run(run_dir: Path) -> 
     for number in (1, 2):
         leave_record(run_dir, f"{number}.rank", ended_unix=NOW, rank=str(number))
     apart = RunDirectory([run_dir], Clock(NOW)).scan().ranks
-    together = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(has_owner=False)).scan().ranks
+    together = RunDirectory([run_dir], Clock(NOW), policy=RankPolicy(has_owner=False)).scan().ranks
     assert sorted(rank.key[2] for rank in apart) == ["1", "2"]
     assert [rank.key[2] for rank in together] == ["", ""]
 
@@ -294,7 +294,7 @@ def test_without_owners_ranks_with_different_uids_are_one_run(run_dir: Path) -> 
 def test_the_owners_name_is_shown_if_the_machine_knows_it(run_dir: Path) -> None:
     names = {os.getuid(): "alice"}
     leave_record(run_dir, "r", ended_unix=NOW)
-    (rank,) = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(lambda uid: names.get(uid, ""))).scan().ranks
+    (rank,) = RunDirectory([run_dir], Clock(NOW), policy=RankPolicy(lambda uid: names.get(uid, ""))).scan().ranks
     assert rank.user == "alice"
     info = next(family for family in Ranks().poll(RunDirectory([run_dir], Clock(NOW)).scan()) if "info" in family.name)
     assert [sample.labels["user"] for sample in info.samples] == [""]

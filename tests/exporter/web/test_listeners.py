@@ -54,7 +54,7 @@ def test_a_full_queue_does_not_block_other_addresses(opened: ExitStack, monkeypa
 
 
 def test_responses_are_sent_without_delay(opened: ExitStack) -> None:
-    """Check TCP_NODELAY: without it, a body on a persistent connection waits 40 ms for its headers' acknowledgement."""
+    """Check TCP_NODELAY: without it, a body on a persistent connection waits 40 ms for its headers' acknowledgment."""
     sockets = opened.enter_context(listening("127.0.0.1", 0))
     connect(opened, sockets[0].getsockname()[1], "127.0.0.1")
     accepted = opened.enter_context(sockets[ready(sockets)[0]].accept()[0])

@@ -32,7 +32,7 @@ CASES = (
     (GLOO, "f19_killed_rank"),
     (ASYNCHRONOUS, "f09_rank_zero_works"),
     (ASYNCHRONOUS, "f26_device_reads"),
-    (ASYNCHRONOUS, "seldom_reads"),
+    (ASYNCHRONOUS, "rare_reads"),
 )
 
 

@@ -46,13 +46,13 @@ def hang(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Print where a job's GPU time went. Returns the exit status; needs no other package."""
-    from rankscope_exporter.job_report.command import Question
+    from rankscope_exporter.job_report.command import ReportRequest
     from rankscope_exporter.job_report.command import show as show_report
     from rankscope_exporter.job_report.page import Prices
 
     url = options.url or (None if options.run_dir or options.state_dir else os.environ.get("PROMETHEUS_URL"))
     return show_report(
-        Question(
+        ReportRequest(
             run=options.run,
             job_id=options.slurm_job,
             owner=options.owner,

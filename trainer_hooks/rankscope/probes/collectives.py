@@ -249,7 +249,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
 
     def wrap(original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if guard.blown or is_dynamo_compiling():
+            if guard.disabled or is_dynamo_compiling():
                 return original(*args, **kwargs)
             call = work = None
             try:
@@ -287,7 +287,7 @@ def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Functi
 
     def wrap(original: Function) -> Function:
         def watched(work: Any, *args: Any, **kwargs: Any) -> Any:
-            if guard.blown or is_dynamo_compiling():
+            if guard.disabled or is_dynamo_compiling():
                 return original(work, *args, **kwargs)
             call, returned = None, False
             try:

@@ -60,7 +60,7 @@ class BatchCounter:
         def wrap(original: Function) -> Function:
             def watched(iterator: Any) -> Any:
                 index = original(iterator)
-                if guard.blown:
+                if guard.disabled:
                     return index
                 try:
                     if self._iterator() is not iterator:

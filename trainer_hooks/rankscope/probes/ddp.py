@@ -154,7 +154,7 @@ class ExposedWaitTimer:
     def queue(self, watched: WatchedModule, _gradients: object) -> None:
         """Queue the callback at the first gradient of a backward pass that will synchronize."""
         try:
-            if not watched.armed or self._guard.blown:
+            if not watched.armed or self._guard.disabled:
                 return
             watched.armed = False
             if not self._in_flight:
@@ -166,7 +166,7 @@ class ExposedWaitTimer:
     def before_reducer(self) -> None:
         """Begin the wait for the other ranks' gradients: the backward computation is done."""
         try:
-            if self._guard.blown or not self._in_flight:
+            if self._guard.disabled or not self._in_flight:
                 return
             module = self._in_flight[-1].module()
             if module is None:
@@ -189,7 +189,7 @@ class ExposedWaitTimer:
         """End the wait: the gradients are averaged."""
         try:
             self._backward.on_end = None
-            if self._call is not None and not self._guard.blown:
+            if self._call is not None and not self._guard.disabled:
                 size = 0.0
                 for watched in self._in_flight:
                     module = watched.module()
@@ -307,7 +307,7 @@ def _prepare(exposed_wait: ExposedWaitTimer, guard: Guard) -> Callable[[Function
     def wrap(original: Function) -> Function:
         def watched(*args: Any) -> Any:
             result = original(*args)
-            if not (guard.blown or is_dynamo_compiling()):
+            if not (guard.disabled or is_dynamo_compiling()):
                 try:
                     exposed_wait.arm(*args)
                 except BaseException as error:

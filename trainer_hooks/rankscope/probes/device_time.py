@@ -62,7 +62,7 @@ def _record(clock: DeviceClock, guard: Guard) -> Callable[[Function], Function]:
 
     def wrap(original: Function) -> Function:
         def watched(event: Any, stream: Any = None) -> Any:
-            if streams.are_watched and not guard.blown and not is_dynamo_compiling():
+            if streams.are_watched and not guard.disabled and not is_dynamo_compiling():
                 try:
                     streams.note_event(event, torch.cuda.current_stream() if stream is None else stream)
                 except BaseException as error:

@@ -32,7 +32,7 @@ class PauseCounter:
 
     def __call__(self, moment: str, info: dict[str, int]) -> None:
         """Handle the start or stop of a collection, as `moment` says; `info` has its generation."""
-        if self._guard.blown:
+        if self._guard.disabled:
             return
         try:
             now = self._clock()

@@ -59,7 +59,7 @@ class StepMarker:
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """Enter the phase, as the pre hook. A step inside a backward pass belongs to that pass."""
-        if is_dynamo_compiling() or self._guard.blown:
+        if is_dynamo_compiling() or self._guard.disabled:
             return  # a compiled optimizer would be recompiled at each changing value
         try:
             if self._timeline.open_phases[1] is not None and self._timeline.is_within((BACKWARD,)):
@@ -74,7 +74,7 @@ class StepMarker:
 
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """Leave the phase, as the post hook. If this optimizer marks the steps, end the training step."""
-        if is_dynamo_compiling() or self._guard.blown:
+        if is_dynamo_compiling() or self._guard.disabled:
             return
         try:
             opened = self._open.pop(id(optimizer), None)

@@ -39,7 +39,7 @@ def around(
 
     def wrap(original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if guard.blown or is_dynamo_compiling():
+            if guard.disabled or is_dynamo_compiling():
                 return original(*args, **kwargs)
             result, returned = None, False
             try:
@@ -87,7 +87,7 @@ def in_phase(
         within = left_alone(original)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling() or guard.blown:
+            if is_dynamo_compiling() or guard.disabled:
                 return original(*args, **kwargs)
             if timeline.open_phases[1] is not None and timeline.is_within(unless_within):
                 return within(*args, **kwargs)

@@ -82,7 +82,7 @@ FAULTS = {
         drawn_rank,
     ),
     # Another process computes on a rank's GPU, and the rank is slower.
-    "f12_intruder": Case(
+    "f12_foreign_process": Case(
         "a foreign process on the GPU",
         compute_on_the_gpu_of_a_rank,
         lagging("foreign_process"),
@@ -119,7 +119,7 @@ FAULTS = {
         devices=HOST_AND_DEVICE,
     ),
     # After each batch the host waits for a value and then works: the device is idle meanwhile. In the decoy
-    # `seldom_reads` the device runs the last step during this work.
+    # `rare_reads` the device runs the last step during this work.
     "f26_device_reads": Case(
         "a value read on every batch",
         all_ranks(lambda target: {"read_every": 1, "post": target.extra_ms}),

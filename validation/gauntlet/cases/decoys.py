@@ -58,7 +58,7 @@ DECOYS = {
     # The job is ended with SIGTERM and started again.
     "planned_restart": Decoy("a planned restart", restart),
     # A value is read every hundred steps; the device's work hides the host's extra work.
-    "seldom_reads": Decoy(
+    "rare_reads": Decoy(
         "a value read every hundred steps",
         # Not longer, because a simulated GPU is idle while its rank's host is in `other`.
         all_ranks(lambda _: {"read_every": 100, "post": 20.0}),

@@ -23,7 +23,7 @@ from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
-from rankscope_exporter.diagnosis.waits import Operation, Position, held_up_by, waits
+from rankscope_exporter.diagnosis.waits import Operation, Position, blocking_ranks, waits
 
 KIND = "hang"
 INSIDE = "inside_collective"
@@ -88,7 +88,7 @@ def _blocking_ranks(run: RunFacts, issued: Issued, is_waiting: Callable[[RankFac
         for one in run.ranks
     ]
     waiting = waits(positions, {group: list(counts) for group, counts in issued.items()})
-    return {rank for ranks in held_up_by(waiting) if len(ranks) == 1 for rank in ranks}
+    return {rank for ranks in blocking_ranks(waiting) if len(ranks) == 1 for rank in ranks}
 
 
 def _operation(one: RankFacts, issued: Issued) -> Operation | None:

@@ -92,6 +92,6 @@ COLLECTOR = GpuCollector(
 )
 
 
-def on_node(node: str) -> GpuCollector[Identity]:
+def identity_collector(node: str) -> GpuCollector[Identity]:
     """Return the collector for the GPUs of the node with this name."""
     return replace(COLLECTOR, reader=lambda: IdentityReader(node))
