@@ -109,7 +109,7 @@ live()
     with process(forged, shared):
         answer = ask(shared)
     assert "signalled" not in answer.stdout
-    assert "is not of the user whose record it is" in answer.stdout
+    assert "belongs to another user than the record" in answer.stdout
 
 
 def test_who_locks_anothers_record_for_reading_is_not_asked_in_its_place(shared: Path) -> None:
