@@ -109,7 +109,7 @@ live()
     with process(forged, shared):
         answer = ask(shared)
     assert "signaled" not in answer.stdout
-    assert "is not of the user whose record it is" in answer.stdout
+    assert "belongs to another user than the record" in answer.stdout
 
 
 def test_a_reader_that_locks_anothers_record_is_not_asked(shared: Path) -> None:
