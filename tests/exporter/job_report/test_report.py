@@ -148,7 +148,7 @@ def test_the_records_alone_are_divided_by_phase(run_dir: Path, capsys: pytest.Ca
         ({"run_dir": Path("absent")}, "absent is no directory"),
         ({}, "--state-dir, --url or a run directory"),
         ({"by": "user"}, "--url names it"),
-        ({"url": "nonsense"}, "nonsense is no URL"),
+        ({"url": "nonsense"}, "nonsense is not a URL"),
     ],
 )
 def test_where_there_is_nothing_it_says_why(
