@@ -474,7 +474,8 @@ def words(root: Path = HERE) -> str:
         if "finding" in entry
     }
     ports: Mapping[str, str] = next((entry["ports"] for entry in entries if "ports" in entry), {})
-    return json.dumps({"made_by": made_by, "kinds": kinds, "ports": ports}, indent=1) + "\n"
+    lines = ",\n".join(f"  {json.dumps(kind)}: {json.dumps(texts)}" for kind, texts in kinds.items())
+    return f'{{"made_by": {json.dumps(made_by)},\n "ports": {json.dumps(ports)},\n "kinds": {{\n{lines}\n }}}}\n'
 
 
 def _texts(entry: Mapping[str, Any], what: str, default: str) -> dict[str, str]:

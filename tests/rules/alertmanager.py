@@ -38,7 +38,7 @@ class Alertmanager:
         """Post that the alerts have ended."""
         self._post([{"labels": alert, "endsAt": datetime.now(UTC).isoformat()} for alert in alerts])
 
-    def uninhibited_names(self) -> set[str]:
+    def names(self) -> set[str]:
         """Return the names of the alerts that no alert inhibits."""
         return {alert["alertname"] for alert in self.uninhibited()}
 

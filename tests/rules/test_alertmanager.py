@@ -34,11 +34,7 @@ def test_a_crashed_rank_inhibits_only_the_other_symptoms_of_its_run(alertmanager
         alert("RankLagging", run="another", rank="3"),
         alert("GpuMemoryHeldIdle", gpu="2", uuid="GPU-2", node="a"),
     )
-    assert alertmanager.uninhibited_names() == {
-        "RankscopeRankCrashed",
-        "RankscopeRankLagging",
-        "RankscopeGpuMemoryHeldIdle",
-    }
+    assert alertmanager.names() == {"RankscopeRankCrashed", "RankscopeRankLagging", "RankscopeGpuMemoryHeldIdle"}
 
 
 def test_alerts_without_a_run_or_an_owner_inhibit_no_alert_about_a_node(alertmanager: Alertmanager) -> None:
@@ -50,11 +46,7 @@ def test_alerts_without_a_run_or_an_owner_inhibit_no_alert_about_a_node(alertman
         alert("GpuAllocatedIdle", node="a", gpu="0"),
         alert("RanksHidden", instance="a:10417", reason="version"),
     )
-    assert {
-        "RankscopeExporterDown",
-        "RankscopeGpuAllocatedIdle",
-        "RankscopeRanksHidden",
-    } <= alertmanager.uninhibited_names()
+    assert {"RankscopeExporterDown", "RankscopeGpuAllocatedIdle", "RankscopeRanksHidden"} <= alertmanager.names()
 
 
 def test_a_hang_inhibits_alerts_about_idle_gpus_and_lagging_ranks(alertmanager: Alertmanager) -> None:
@@ -65,7 +57,7 @@ def test_a_hang_inhibits_alerts_about_idle_gpus_and_lagging_ranks(alertmanager: 
         alert("TransferBound", run="llm", cause="network"),
         alert("CheckpointOverdue", run="llm", cause="overdue"),
     )
-    assert alertmanager.uninhibited_names() == {"RankscopeRankStuck"}
+    assert alertmanager.names() == {"RankscopeRankStuck"}
 
 
 def test_the_reason_for_waiting_gpus_inhibits_low_utilization(alertmanager: Alertmanager) -> None:
@@ -81,7 +73,7 @@ def test_the_reason_for_waiting_gpus_inhibits_low_utilization(alertmanager: Aler
         alert("GpuAllocatedIdle", run="third", rank="1", gpu="1"),
     )
     names = ("DataBound", "SmallCollectives", "LaunchBound", "LowUtilization", "StartupSlow")
-    assert alertmanager.uninhibited_names() == {f"Rankscope{name}" for name in names}
+    assert alertmanager.names() == {f"Rankscope{name}" for name in names}
     assert [alert["run"] for alert in alertmanager.uninhibited() if "LowUtilization" in alert["alertname"]] == [
         "another"
     ]
@@ -94,11 +86,7 @@ def test_a_lost_gpu_inhibits_its_own_alerts_and_no_others(alertmanager: Alertman
         alert("GpuMemoryHeldIdle", node="a", uuid="GPU-1"),
         alert("GpuAllocatedIdle", run="cpu", rank="0"),
     )
-    assert alertmanager.uninhibited_names() == {
-        "RankscopeGpuLost",
-        "RankscopeGpuMemoryHeldIdle",
-        "RankscopeGpuAllocatedIdle",
-    }
+    assert alertmanager.names() == {"RankscopeGpuLost", "RankscopeGpuMemoryHeldIdle", "RankscopeGpuAllocatedIdle"}
 
 
 def test_gpus_that_the_driver_no_longer_lists_inhibit_no_named_gpu(alertmanager: Alertmanager) -> None:
@@ -107,7 +95,7 @@ def test_gpus_that_the_driver_no_longer_lists_inhibit_no_named_gpu(alertmanager:
         alert("GpuXid", "critical", instance="a", uuid="GPU-0", xid="48"),
         alert("GpuAllocatedIdle", run="cpu", rank="0"),  # has no uuid either, which does not match
     )
-    assert alertmanager.uninhibited_names() == {"RankscopeGpuLost", "RankscopeGpuXid", "RankscopeGpuAllocatedIdle"}
+    assert alertmanager.names() == {"RankscopeGpuLost", "RankscopeGpuXid", "RankscopeGpuAllocatedIdle"}
 
 
 def test_an_exporter_that_is_down_inhibits_alerts_from_its_last_values(alertmanager: Alertmanager) -> None:
@@ -116,7 +104,7 @@ def test_an_exporter_that_is_down_inhibits_alerts_from_its_last_values(alertmana
         alert("GpuLost", "critical", instance="a", uuid="GPU-0"),
         alert("GpuXid", instance="b", uuid="GPU-1", xid="13"),
     )
-    assert alertmanager.uninhibited_names() == {"RankscopeExporterDown", "RankscopeGpuXid"}
+    assert alertmanager.names() == {"RankscopeExporterDown", "RankscopeGpuXid"}
 
 
 def test_one_fault_is_one_notification_per_run_or_node(alertmanager: Alertmanager) -> None:

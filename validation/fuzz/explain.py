@@ -176,7 +176,7 @@ def _refuse(constant: str) -> NoReturn:
     raise FuzzError(f"{constant} is no JSON")
 
 
-KINDS = ("no Prometheus", "cannot reach", "wants a user", "answers \\d+", "choose one", "not loaded", "has no run")
+KINDS = ("not a Prometheus", "cannot reach", "needs a user", "answers \\d+", "choose one", "not loaded", "has no run")
 
 
 def _kind(err: str) -> str:

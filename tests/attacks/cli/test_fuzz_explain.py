@@ -20,7 +20,7 @@ def test_no_damaged_answer_breaks_explain() -> None:
     outcome = run(seed=2, first=0, inputs=3000)
     assert outcome.total() == 3000
     assert outcome["explained"] > 150  # some damage passes the checks
-    assert outcome["no Prometheus"] > 500
+    assert outcome["not a Prometheus"] > 500
 
 
 MISSING = {

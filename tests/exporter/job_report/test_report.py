@@ -150,7 +150,7 @@ def test_records_without_an_exporter_are_reported_by_phase(run_dir: Path, capsys
         ({"run_dir": Path("absent")}, "absent is not a directory"),
         ({}, "--state-dir, --url or a run directory"),
         ({"by": "user"}, "give --url"),
-        ({"url": "nonsense"}, "nonsense is no URL"),
+        ({"url": "nonsense"}, "nonsense is not a URL"),
     ],
 )
 def test_without_data_the_reason_is_printed(
