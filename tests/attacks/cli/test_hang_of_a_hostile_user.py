@@ -19,9 +19,9 @@ BEHIND = {"group_collectives": 4.0}
 
 def test_only_the_callers_own_ranks_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (
+        living_rank(tmp_path, "forged", BEHIND, run="r", rank="1", groups=["0-1"]),
         living_rank(tmp_path, "r.0", BEHIND, run="r", rank="0", groups=["0-1"]),
         living_rank(tmp_path, "r.1", WAITING, run="r", rank="1", groups=["0-1"]),
-        living_rank(tmp_path, "forged", BEHIND, run="r", rank="1", groups=["0-1"]),
     ):
         os.chown(next(tmp_path.glob("forged*")), MALLORY, MALLORY)
         assert show(None, "r", [tmp_path]) == 0
