@@ -18,7 +18,10 @@ STATES = {
     "unknown": NEUTRAL,
 }
 STATE_NAMES = {state: (state.replace("_", " "), color) for state, color in STATES.items()}
-LABELS = "source, user, run, rank, slurm_job_id, slurm_job_name, k8s_namespace, k8s_pod, k8s_container, container_id"
+LABELS = (
+    "source, user, run, rank, slurm_job_id, slurm_job_name, slurm_account, slurm_partition, "
+    "k8s_namespace, k8s_pod, k8s_container, container_id"
+)
 STATE_SECONDS = f"increase(rankscope_gpu_state_seconds_total{{{HERE}}}[$__range])"
 # A rank of a run has one line, also if it was restarted.
 RANK = "{{run}} rank {{rank}}"
@@ -53,6 +56,8 @@ ALLOCATION = Row(
                 Column("rank", "Rank"),
                 Column("slurm_job_id", "Slurm job"),
                 Column("slurm_job_name", "Slurm name"),
+                Column("slurm_account", "Account"),
+                Column("slurm_partition", "Partition"),
                 Column("k8s_namespace", "Namespace"),
                 Column("k8s_pod", "Pod"),
                 Column("k8s_container", "Container"),
