@@ -56,7 +56,7 @@ EXAMPLE = {"age": 18_000.0, "scale": 0.5, "stage": 2.0, "port_rate": 0.5}
 
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
-IMAGE = re.compile(r'<img alt="([^"]*)" src="([^"]+\.svg)" ?/?>')
+IMAGE = re.compile(r'<img alt="([^"]*)" src="([^"]*images/[^"]+\.svg)" ?/?>')
 STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 LABELS, WIDTH, BAR = 90, 560, 22
 """Pixels of a picture: the column of labels, the longest bar, the height of a row."""
@@ -84,7 +84,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Put each SVG into the page."""
+    """Put each drawing into the page, whose colors it takes."""
 
     def inline(match: re.Match[str]) -> str:
         svg = DOCS / posixpath.normpath(posixpath.join(page.url, match[2]))

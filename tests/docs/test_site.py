@@ -93,6 +93,15 @@ def test_every_finding_has_a_page_with_a_picture_and_a_runbook(site: Path) -> No
         assert "/runbooks/Rankscope" in text
 
 
+def test_drawings_are_inline_and_recorded_pictures_keep_their_own_colors(site: Path) -> None:
+    assert re.findall(r'<img[^>]*src="([^"]+)"', (site / "index.html").read_text()) == [
+        "pictures/top.svg",
+        "pictures/notification.svg",
+    ]
+    assert "<style>" in (site / "pictures/top.svg").read_text()
+    assert 'aria-label="' in (site / "concepts/index.html").read_text()
+
+
 @pytest.mark.parametrize("kind", site_pages.DATA["findings"])
 def test_the_evidence_on_a_page_is_what_the_detector_yields(kind: str) -> None:
     source = inspect.getsource(site_pages.modules()[kind])
