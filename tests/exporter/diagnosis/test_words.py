@@ -173,7 +173,7 @@ def test_a_port_at_fault_is_named_with_what_is_wrong(evidence, said) -> None:
 
 
 def test_a_slow_link_is_named_with_its_group() -> None:
-    candidate = Candidate("network", 0.3, "link", Place(group="2-3"), {"group_wait": 0.3, "peers_wait": 0.1})
+    candidate = Candidate("network", 0.3, "link", Place(group="2-3"), {"link_wait": 0.3, "peers_wait": 0.1})
     assert sentence(RUN, candidate).endswith("the link between ranks 2-3 is slow")
 
 

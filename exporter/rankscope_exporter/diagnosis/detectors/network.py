@@ -54,7 +54,7 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
             return Candidate(KIND, ratio, "link", Place(node=one.now.node, port=fault.port), evidence)
     slow = groups.slowest(window.run)
     if slow and slow.excess > window.thresholds.cause * ratio:
-        evidence |= {"group_wait": slow.wait, "peers_wait": slow.peers_wait}
+        evidence |= {"link_wait": slow.wait, "peers_wait": slow.peers_wait}
         return Candidate(KIND, ratio, "link", Place(group=slow.name), evidence)
     is_aligned = all(one.spent.aligned.steps > 0 for one in ranks)
     return Candidate(KIND, ratio, "network" if is_aligned else "unknown", evidence=evidence)

@@ -168,7 +168,7 @@ def test_a_group_that_waits_longer_than_its_peers_is_the_cause_below_what_well_t
     assert candidates.keys() == ({"network"} if is_found else set())
     if is_found:
         assert (candidates["network"].cause, candidates["network"].place) == ("link", Place(group="2-3"))
-        assert candidates["network"].evidence["group_wait"] == pytest.approx(0.22, abs=0.01)
+        assert candidates["network"].evidence["link_wait"] == pytest.approx(0.22, abs=0.01)
 
 
 def test_transfer_of_ranks_whose_steps_are_not_compared_has_an_unknown_cause() -> None:
