@@ -48,7 +48,7 @@ A label has the same meaning everywhere:
 - `group`: the ranks that synchronize with each other, e.g. `0-3`
 - `node`: the host's name, or `RANKSCOPE_NODE`
 - `direction`: as the GPU sees it
-- `phase`, `op`, `cause`
+- `phase`, `op`, `cause`: what a rank does, the kind of collective, and what time is lost to
 
 ## GPUs (labels `gpu`, `uuid`)
 

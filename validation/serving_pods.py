@@ -136,7 +136,7 @@ def main() -> int:
     options = parser.parse_args()
     fired = judge(pods(options.trace))
     figures = {pod.name: [one.line() for one in of] for pod, of in fired.items() if of}
-    page = ("serving_pods", "Inference pods do not alert", __doc__, f"{BOUND:g} alert a pod-week")
+    page = ("serving_pods", "Inference pods rarely alert", __doc__, f"{BOUND:g} alert a pod-week")
     report.Report(*page, body(fired), figures).publish(options.save)
     return int(rate(fired) > BOUND)
 

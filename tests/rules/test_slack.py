@@ -8,6 +8,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def slack() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 @pytest.fixture
 def posted(tmp_path: Path) -> Iterator[Any]:
-    """Yield a function that fires an alert about each run, and returns what Slack receives."""
+    """Yield a function that fires or resolves an alert about each run, and returns what Slack receives."""
     with slack() as (url, messages):
         config = yaml.safe_load(fast.alertmanager_config(NOWHERE))
         config["receivers"] = [{"name": "operators", "slack_configs": slack_configs()}]
@@ -76,12 +77,13 @@ def posted(tmp_path: Path) -> Iterator[Any]:
         server = servers.alertmanager(tmp_path, yaml.safe_dump(config))
         server.start()
 
-        def post(names: list[str]) -> list[dict[str, Any]]:
-            body = json.dumps([alert(name) for name in names]).encode()
+        def post(names: list[str], **fields: str) -> list[dict[str, Any]]:
+            before = len(messages)
+            body = json.dumps([alert(name) | fields for name in names]).encode()
             headers = {"Content-Type": "application/json"}
             urllib.request.urlopen(urllib.request.Request(f"{server.url}/api/v2/alerts", body, headers)).close()
-            eventually(lambda: len(messages) == len(names), pause=0.05)
-            return [message["attachments"][0] for message in messages]
+            eventually(lambda: len(messages) == before + len(names), pause=0.05)
+            return [message["attachments"][0] for message in messages[before:]]
 
         try:
             yield post
@@ -114,3 +116,9 @@ def test_only_the_runbook_is_a_link_and_nothing_of_the_text_is_formatted(posted:
     assert attachment["text"].strip().endswith("RankscopeRankStuck.md")
     assert "text" not in attachment["mrkdwn_in"]
     assert "fields" not in attachment
+
+
+def test_the_title_of_a_resolved_fault_says_so(posted: Any) -> None:
+    posted(["llm"])
+    (attachment,) = posted(["llm"], endsAt=datetime.now(UTC).isoformat())
+    assert attachment["title"] == "Resolved: Run llm hangs"

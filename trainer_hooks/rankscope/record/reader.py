@@ -120,7 +120,9 @@ def _check_header(path: Path, status: os.stat_result, header: bytes) -> None:
     if magic != layout.MAGIC:
         raise UnreadableRecordError("foreign", path, "not a rank record")
     if (version, digest) != (layout.VERSION, layout.LAYOUT):
-        raise UnreadableRecordError("version", path, f"record layout {version}/{digest.hex()} is not this version's")
+        raise UnreadableRecordError(
+            "version", path, f"from another version of Rankscope: layout {version}/{digest.hex()}"
+        )
     if status.st_size < layout.SIZE:
         raise UnreadableRecordError("truncated", path, f"{status.st_size} bytes of {layout.SIZE}")
 
