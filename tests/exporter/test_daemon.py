@@ -278,7 +278,7 @@ def test_the_log_names_the_run_directories_the_ranks_and_the_number_of_gpus(
     assert 'level=info logger=rankscope_exporter msg="reading rank records from /nowhere' in text
     assert f"/nowhere (does not exist yet), {run_dir}" in text
     assert 'msg="found ranks: 0-1 of run r"' in text
-    assert "has 3 GPUs" in text
+    assert "driver ready: 3 GPUs" in text
     assert writers
 
 

@@ -100,7 +100,7 @@ def test_an_alert_gets_its_texts_and_its_runbook() -> None:
         'Run {{ $labels.run }} is slow: {{ if match "^(forward|backward)$" $labels.cause }}slow {{ $labels.cause }} '
     )
     assert link.startswith("{{ if $labels.port }}port {{ $labels.port }} of {{ $labels.node }} {{ with printf `max")
-    assert link.endswith("is reduced{{ end }} {{- else }}phase {{ $labels.cause }} {{- end }}")
+    assert link.endswith("is slow{{ end }} {{- else }}phase {{ $labels.cause }} {{- end }}")
     assert rule["annotations"]["description"] == (
         'Text. {{- if match "^(forward|backward)$" $labels.cause }} Work less on {{ $labels.node }}. '
         "{{- else }} Look. {{- end }} A link of {{ $labels.run }}"
