@@ -79,7 +79,7 @@ def test_top_reports_missing_packages_in_one_line(bin_dir: Path) -> None:
     result = run(bin_dir / "rankscope", "top", "--once")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
-    assert "pip install 'rankscope[top]'" in result.stderr
+    assert "pip install 'rankscope[top] @ " in result.stderr
 
 
 SLOW_RANK = """

@@ -149,9 +149,9 @@ def test_unprintable_characters_do_not_break_the_line(tmp_path: Path, monkeypatc
 
 
 def test_the_command_names_the_run_directory_unless_it_is_the_default(tmp_path: Path) -> None:
-    assert "rankscope-exporter. " in first_line("r", SHARED_MEMORY_RUN_DIR / "r.0.1.rank")
+    assert "rankscope top. " in first_line("r", SHARED_MEMORY_RUN_DIR / "r.0.1.rank")
     there = tmp_path / "my runs" / "r.0.1.rank"
-    assert f"rankscope-exporter --run-dir '{tmp_path / 'my runs'}'. " in first_line("r", there)
+    assert f"rankscope top --run-dir '{tmp_path / 'my runs'}'. " in first_line("r", there)
     assert first_line("my run", there).endswith("rankscope explain --run 'my run'")
 
 

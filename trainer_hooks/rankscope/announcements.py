@@ -104,9 +104,9 @@ def print_line(text: str) -> None:
 def first_line(run: str, path: Path) -> str:
     """Return the line at the start: the run, the path of its record, and how to look at it."""
     is_default = path.parent in (SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR)
-    exporter = "rankscope-exporter" if is_default else f"rankscope-exporter --run-dir {shlex.quote(str(path.parent))}"
+    top = "rankscope top" if is_default else f"rankscope top --run-dir {shlex.quote(str(path.parent))}"
     return (
-        f"recording run {run} to {path}. Status page: {exporter}. "
+        f"recording run {run} to {path}. On this node: {top}. "
         f"With Prometheus: rankscope explain {shlex.join(run_option(run))}"
     )
 

@@ -166,7 +166,7 @@ class RunFacts:
 
 
 def lower_median(values: Sequence[float]) -> float:
-    """Return the value that at least half of the values reach; of three or fewer values the least."""
+    """Return the lower of the two middle values, or the middle one; the least of three or fewer values."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2] if len(ordered) > 3 else ordered[0]
 

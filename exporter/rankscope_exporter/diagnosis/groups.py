@@ -1,7 +1,7 @@
-"""Groups of ranks that do the same work, such as the tensor-parallel groups of a mesh: which one has a slow link.
+"""The group with a slow link, among groups of ranks that do the same work, such as a mesh's tensor-parallel groups.
 
-In a group with a slow rank that rank waits least. Where even the rank that waits least waits longer than in the other
-groups of the same shape, no rank of the group is late: the transfer between them is slow.
+In a group with a slow rank, that rank waits least. If even the rank that waits least waits longer than in other groups
+of the same shape, no rank of the group is late: the transfer between them is slow.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Shape = tuple[int, ...]
 
 
 class SlowGroup(NamedTuple):
-    """A group and what its ranks wait for each other, as a ratio of the time."""
+    """A group and its least wait, the wait of the rank that waits least in it, as a ratio of the time."""
 
     name: str
     wait: float
     peers_wait: float
-    """The same in the middle of the other groups of its shape."""
+    """The median least wait of the other groups of its shape."""
 
     @property
     def excess(self) -> float:
-        """Return what the run would save if the group were like the others."""
+        """Return the ratio of the time that the run would save if the group were like the others."""
         return self.wait - self.peers_wait
 
 
 def slowest(run: RunFacts) -> SlowGroup | None:
-    """Return the group whose ranks wait for each other longest beyond others of its shape. None without such others."""
+    """Return the group whose least wait exceeds that of other groups of its shape most. None without such groups."""
     found = []
     for waits in _by_shape(run).values():
         name = max(waits, key=waits.__getitem__)
@@ -44,7 +44,7 @@ def slowest(run: RunFacts) -> SlowGroup | None:
 
 
 def _by_shape(run: RunFacts) -> Mapping[Shape, Mapping[str, float]]:
-    """Return what even the rank waits in each group that waits least. Without groups of which a rank is not here."""
+    """Return the least wait of each group by shape, without groups that have a rank on another node."""
     here = {one.rank: one for one in run.ranks}
     shapes: dict[Shape, dict[str, float]] = defaultdict(dict)
     for name in {name for one in run.ranks for name in one.spent.collectives.group_waits}:
@@ -56,7 +56,7 @@ def _by_shape(run: RunFacts) -> Mapping[Shape, Mapping[str, float]]:
 
 
 def _wait(one: RankFacts, group: str) -> float:
-    """Return what a rank waits in a group, as a ratio of the time, on the clock that judges."""
+    """Return the wait of a rank in a group, as a ratio of the time, by the clock that its peers are compared by."""
     collectives = one.spent.collectives
     if one.device_scale:
         return collectives.device_group_waits.get(group, 0.0) * one.device_scale

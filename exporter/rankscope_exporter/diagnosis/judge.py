@@ -1,4 +1,4 @@
-"""The judge of one run: it takes the run's readings again and again, and returns its findings."""
+"""Diagnosis of one run over time: each call takes the newest readings and returns the findings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
     facts: RunFacts | None = None
-    """The facts over the shortest span, or its part so far. None before the second reading."""
+    """The facts over the shortest span (parts.py), or what has passed of it. None before the second reading."""
     lost: Mapping[str, float] = field(default_factory=dict)
     """The run's GPU time by cause over that window."""
     new_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Verdict:
 
 
 class RunJudge:
-    """The judge of one run, used by one thread."""
+    """Diagnoses one run. Not thread-safe."""
 
     def __init__(self, run: Run, thresholds: Thresholds | None = None) -> None:
         self.run = run
@@ -104,7 +104,7 @@ class RunJudge:
             self._losses.forget()
 
     def _account(self, at: float, readings: Readings) -> Mapping[str, float]:
-        """Return the GPU seconds by cause since the last account; empty if that is less than ACCOUNTING_SECONDS ago."""
+        """Return the GPU seconds by cause since they were last returned; empty for ACCOUNTING_SECONDS after that."""
         if self._accounted is None:
             self._accounted = at, readings
         if at - self._accounted[0] < ACCOUNTING_SECONDS:

@@ -1,4 +1,4 @@
-"""The runs that an exporter judges, and their judges."""
+"""The runs that an exporter diagnoses, and why it does not diagnose the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 RUNS_LIMIT, RANKS_LIMIT = 16, 64
-"""The most runs, and ranks of them, that are judged per owner. A node has one or two runs and at most 16 GPUs."""
+"""The most runs, and ranks of them, that are diagnosed per owner. A node has one or two runs and at most 16 GPUs."""
 REMEMBERED_LIMIT = 2 * RUNS_LIMIT
 """The most runs that are remembered per owner: an owner can start a run with a new name each second."""
 FORGET_AFTER = 900.0
@@ -21,7 +21,7 @@ FORGET_AFTER = 900.0
 
 
 class Judged(NamedTuple):
-    """The runs that are judged now, and the reasons why others are not."""
+    """The verdicts of the runs that are diagnosed now, and the reasons why others are not."""
 
     verdicts: tuple[Verdict, ...]
     not_judged: Mapping[Run, str]
@@ -29,7 +29,7 @@ class Judged(NamedTuple):
 
 
 class Judges:
-    """The judges, one for each run. Used by one thread."""
+    """Diagnoses all runs, with a RunJudge for each. Not thread-safe."""
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._thresholds = thresholds or Thresholds()

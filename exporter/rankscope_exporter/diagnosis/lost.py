@@ -18,7 +18,7 @@ _NAMES = {"h2d_copy": "copies"}
 
 
 def by_cause(seconds: Mapping[str, float]) -> Mapping[str, float]:
-    """Return seconds by phase as seconds by cause. It is for ranks without facts, so waits are not divided further."""
+    """Return seconds by phase as seconds by cause. For ranks without facts: waits are not divided further."""
     causes: Parts = defaultdict(float)
     names = {**dict.fromkeys(phases.COMPUTING, "none"), "data_wait": "data", **_NAMES}
     for phase, spent in seconds.items():

@@ -27,8 +27,9 @@ EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
     ("straggler", "data_wait"): ("data", ""),
     ("network", ""): ("straggler", "aggregation"),
 }
-"""The same by kind and cause; an empty cause is any. If all data is late, one of the ranks is the last by chance. Data
-that a rank aggregates for the others uses the network as well."""
+"""By kind and cause: the kind and cause that explain it. An empty cause stands for any cause.
+
+If all data is late, one of the ranks is the last by chance. Data that a rank aggregates uses the network as well."""
 
 
 def explanation(candidate: Candidate, others: Iterable[Candidate]) -> Candidate | None:

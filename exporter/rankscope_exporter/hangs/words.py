@@ -64,7 +64,7 @@ def _why(ranks: frozenset[int], by_rank: Mapping[int, Position], groups: Mapping
     if operation is None:
         return f"Rank {rank} waits in no operation: its host has not issued the next one."
     described = describe_operation(operation, groups)
-    return f"Rank {rank}: its device has not completed {described}, which all ranks have issued."
+    return f"Rank {rank} has not completed {described}, which all ranks have issued."
 
 
 def describe_operation(operation: Operation, groups: Mapping[str, Group]) -> str:
@@ -82,7 +82,7 @@ def describe_group(group: Group) -> str:
 def _without_blocking_rank(positions: Sequence[Position], groups: Mapping[str, Group]) -> Iterator[str]:
     stuck = [one for one in positions if one.waits_in]
     if not stuck:
-        yield f"No rank waits in an operation ({len(positions)} ranks)."
+        yield f"No hang in a collective: none of the {len(positions)} ranks waits in an operation."
         return
     yield f"No rank is late: {len(stuck)} of {len(positions)} ranks wait in operations that all others have issued."
     first = min(stuck, key=lambda one: one.rank)

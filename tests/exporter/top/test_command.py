@@ -68,7 +68,7 @@ def test_a_missing_package_is_reported_with_the_install_command(
     monkeypatch.setattr("rankscope.cli.top.REQUIRED", ("rich", "no_such_package"))
     assert show([], once=True, is_json=False) == 2
     assert capsys.readouterr().err == (
-        "rankscope top: no_such_package missing; install with: pip install 'rankscope[top]'\n"
+        "rankscope top: no_such_package missing; install with: pip install 'rankscope[top] @ git+https://github.com/rankscope/rankscope'\n"
     )
     assert missing(REQUIRED) == []
 

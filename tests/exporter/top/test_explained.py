@@ -36,7 +36,7 @@ def test_a_run_that_is_not_judged_is_not_reported_as_healthy(run_dir: Path) -> N
     job = JudgedJob(run_dir, world_size="8")
     job.train(12)
     (line,) = [*as_lines(select(report_of_look(job.look), None, None))][1:]
-    assert line == "Run r is not judged here: not all of its ranks are on this node."
+    assert line == "Run r is not diagnosed here: not all of its ranks are on this node."
 
 
 @pytest.mark.parametrize(

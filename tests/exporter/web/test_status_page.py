@@ -100,7 +100,9 @@ def test_an_ended_rank_is_shown_with_reason_and_time(run_dir: Path) -> None:
 def test_a_run_that_is_not_diagnosed_here_is_shown_with_the_reason(run_dir: Path) -> None:
     job = JudgedJob(run_dir, world_size="8")
     job.train(12)
-    assert "Run r is not judged here: not all of its ranks are on this node." in top(render_status([], job.reporter()))
+    assert "Run r is not diagnosed here: not all of its ranks are on this node." in top(
+        render_status([], job.reporter())
+    )
 
 
 def test_ranks_are_sorted_by_number(run_dir: Path) -> None:

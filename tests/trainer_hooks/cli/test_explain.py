@@ -180,7 +180,7 @@ def test_the_text_is_some_ten_lines_with_the_words_of_the_notification(explain_n
 def test_a_past_alert_is_shown_with_what_was_compared(explain_at: Explain) -> None:
     out = " ".join(explain_at("lagging")[1].split())
     assert "WARNING: RankscopeRankZeroLagging, rank 0, host vm, GPU 0, cause other, 26% of the GPU time" in out
-    assert "It waits 6.5% of the time in collectives, the ranks of its group 32%: a lag of 26%." in out
+    assert "It waits 6.5% of the time in collectives, the other ranks of its group 32%: a lag of 26%." in out
     assert "/docs/runbooks/RankscopeRankZeroLagging.md" in out
 
 
@@ -204,7 +204,7 @@ def test_without_an_alert_it_shows_the_useful_compute(explain_at: Explain) -> No
 
 
 def test_it_shows_the_clock_by_which_the_ranks_are_judged(explain_at: Explain) -> None:
-    assert "4 ranks on 1 node, judged by the devices' clock, 84%" in explain_at("by the device")[1].splitlines()[0]
+    assert "4 ranks on 1 node, compared by the devices' clock, 84%" in explain_at("by the device")[1].splitlines()[0]
     answer = {moment: json.loads(explain_at(moment, "--json")[1])["clock"] for moment in ("by the device", "by both")}
     assert answer == {"by the device": "device", "by both": "mixed"}
     assert json.loads(explain_at("healthy", "--json")[1])["clock"] is None

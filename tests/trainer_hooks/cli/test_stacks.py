@@ -215,4 +215,4 @@ def test_the_heading_names_the_open_collective(run_dir: Path) -> None:
     writer.slots[INDEX["group_collectives"] + 1] = 17
     heading = stacks.heading(read_rank(path))
     assert heading.startswith("=== run r, rank 0, pid 7: collective_wait for ")
-    assert heading.endswith(" s, step 41, in all_gather with 0,2, number 17")
+    assert heading.endswith(" s, step 41, in all_gather of ranks 0,2, number 17")

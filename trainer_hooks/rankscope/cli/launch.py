@@ -33,7 +33,7 @@ this machine instead (needs rankscope[top]). Exits with 2 if there is nothing to
 TOP_DESCRIPTION = """\
 Show what is wrong on this machine: findings and advice for each run, its ranks with their time by phase, and the GPUs.
 Reads the ranks' records and the NVIDIA driver; needs neither an exporter nor Prometheus, and changes nothing in the
-job. Install it with: pip install 'rankscope[top]'. Press Ctrl-C to quit."""
+job. Install: pip install 'rankscope[top] @ git+https://github.com/rankscope/rankscope'. Press Ctrl-C to quit."""
 HANG_DESCRIPTION = """\
 Show which ranks block a run that hangs, in which operation, and which ranks wait for them. Reads the dumps of torch's
 flight recorder in DIR, or the records of the ranks on this machine. Changes nothing in the job. Exits with 2 if there
@@ -193,7 +193,7 @@ def _add_explain(explain: argparse.ArgumentParser) -> None:
     )
     explain.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
     explain.add_argument(
-        "--cluster", metavar="NAME", help="value of the label cluster, if several have a run of this name"
+        "--cluster", metavar="NAME", help="value of the label cluster, if several clusters have a run of this name"
     )
     explain.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name")
     explain.add_argument("--at", metavar="TIME", help="30m (ago), 2026-11-21T02:40 or unix seconds (default: now)")

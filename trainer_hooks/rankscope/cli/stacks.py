@@ -124,7 +124,7 @@ def _collective(snapshot: RankSnapshot) -> str:
     if not snapshot.open_operation:
         return ""
     group = snapshot.open_group
-    where = f" with {printable(group, NAME_LIMIT)}, number {snapshot.issued[group]:.0f}" if group else ""
+    where = f" of ranks {printable(group, NAME_LIMIT)}, number {snapshot.issued[group]:.0f}" if group else ""
     return f", in {snapshot.open_operation}{where}"
 
 

@@ -13,6 +13,7 @@ from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 
 REQUIRED = ("pynvml", "prometheus_client", "rich")
 """Import names of the packages that `rankscope[top]` installs."""
+SOURCE = "rankscope[top] @ git+https://github.com/rankscope/rankscope"
 STATE_DIR = Path("/var/lib/rankscope")
 """The exporter's --state-dir in deploy/node/rankscope-exporter.service."""
 
@@ -20,7 +21,7 @@ STATE_DIR = Path("/var/lib/rankscope")
 def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
     """Show this node. Returns the exit status: 2 if a package is missing."""
     if absent := missing(REQUIRED):
-        text = f"rankscope top: {', '.join(absent)} missing; install with: pip install 'rankscope[top]'"
+        text = f"rankscope top: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"
         print(text, file=sys.stderr)  # noqa: T201 - a command
         return 2
     from rankscope_exporter.top.command import show as follow

@@ -81,9 +81,8 @@ Payload = tuple[float, bool]  # bytes, and whether the host sees the collective'
 Pending = tuple[int, Group, Payload, float, float]
 # The open phases (None: already left), the group, the operation in the record before, the time of the start.
 Issue = tuple[Phases | None, Group, float, float]
-Wait = tuple[
-    Phases | None, Pending | None, float, float, bool
-]  # likewise; and whether the collective ends with the wait
+# The open phases, the collective, the operation in the record before, the start; whether it completes in this wait.
+Wait = tuple[Phases | None, Pending | None, float, float, bool]
 
 NOTHING: Payload = (0.0, False)
 
@@ -193,7 +192,7 @@ class Collectives:
             slots[COLLECTIVE_SECONDS + op] += now - began
             if group.wait_slot is not None:
                 slots[group.wait_slot] += now - began
-        if is_complete and sees_end:  # likewise
+        if is_complete and sees_end:  # `add_completed`, inlined
             slots[COLLECTIVE_DURATION + op] += now - issue_began
             slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 

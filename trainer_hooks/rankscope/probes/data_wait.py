@@ -135,6 +135,7 @@ class BatchCounter:
         return lengths
 
     def _passes(self) -> float:
+        """Return the number of backward passes so far."""
         return float(self._timeline.writer.slots[MICRO_STEPS])
 
     def _is_nested(self) -> bool:

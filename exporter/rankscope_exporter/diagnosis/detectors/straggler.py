@@ -4,11 +4,11 @@
 
 The lag is a ratio of the step, in steps without a planned phase. Peers do the same work: they are the ranks of the same
 group and, in a pipeline, of the same stage. The cause is the phase in which the rank exceeds the mean of its peers
-most, if that phase explains `cause` of the lag. For slow computation it is one of these reasons, if it is present:
+most, if that is more than `cause` times the lag. For slow computation it is one of these reasons, if it is present:
 
 - `throttled`: its GPU is throttled, for longer or to a lower clock than the GPUs of its peers
 - `foreign_process`: its GPU is shared with a process that is not a rank
-- `cpu_contention`: its training thread waits for CPU time, which explains `cause` of the lag
+- `cpu_contention`: its training thread waits for CPU time, for more than `cause` times the lag
 - `aggregation`: rank 0 sends more bytes in collectives than rank 1, or its GPU is busier and uses more memory
 - `expert_imbalance`: it sends more bytes in all_to_all than its peers, because more tokens are routed to its experts
 

@@ -43,8 +43,8 @@ FINDING_LABELS = ("run", "owner", "kind", "cause", "severity", "rank", "group", 
 JUDGED = Declaration(
     "gauge",
     "rankscope_run_judged_info",
-    "Runs that this exporter judges: all their ranks are on this machine, and their GPUs are read. `by` is the node. "
-    "Absent in the first steps after the exporter's start. Prometheus' rules judge the other runs.",
+    "Runs that this exporter diagnoses: all their ranks are on this machine, and their GPUs are read. `by` is the "
+    "node. Absent in the first steps after the exporter's start. Prometheus' rules diagnose the other runs.",
     (*RUN_LABELS, "by"),
 )
 FINDING = Declaration(

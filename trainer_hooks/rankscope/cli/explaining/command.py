@@ -99,8 +99,8 @@ def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
     """Yield the explanation as lines for a terminal."""
     moment = format_time(when, "%Y-%m-%d %H:%M:%S %Z")
     useful = f", {_percent(found.lost['none'])} of the GPU time is useful compute" if "none" in found.lost else ""
-    judged = f", judged by {CLOCKS[found.clock]}" if found.clock in CLOCKS else ""
-    yield f"{found.run}: {_size(found)}{judged}{useful}, {moment}"
+    compared = f", compared by {CLOCKS[found.clock]}" if found.clock in CLOCKS else ""
+    yield f"{found.run}: {_size(found)}{compared}{useful}, {moment}"
     yield from _table(found)
     if found.verdict is None:
         yield from _wrapped(_no_verdict(found), width)
@@ -234,7 +234,7 @@ def _numbers(found: Explanation, verdict: Alert) -> str:
     if not verdict.name.endswith("Lagging") or len(values) < len(COMPARED):
         return "" if verdict.value is None else f"The alert's value: {_two_digits(verdict.value)}."
     own, others, lag = map(_percent, values)
-    return f"It waits {own} of the time in collectives, the ranks of its group {others}: a lag of {lag}."
+    return f"It waits {own} of the time in collectives, the other ranks of its group {others}: a lag of {lag}."
 
 
 def _others(found: Explanation, width: int) -> Iterator[str]:
