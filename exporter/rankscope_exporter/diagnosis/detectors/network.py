@@ -9,8 +9,6 @@ Well-tuned jobs spend up to `network_allowance` on transfer. If the run has had 
   than the ranks of other groups of the same shape (the finding names the group; `diagnosis/groups.py`)
 - `network`: steps were compared between ranks, so late ranks are excluded as the cause
 - `unknown`: steps were not compared
-
-The wait of a slow group beyond that of its peers is a loss even below the allowance.
 """
 
 from __future__ import annotations
@@ -27,22 +25,16 @@ KIND = "network"
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
-    """Return the transfer time, or the allowance plus the excess of a slow group if that is more."""
+    """Return the transfer time, without that of many small collectives, which the network does not cause."""
     if not any(one.lag is not None for one in window.run.ranks):
         return {}
-    slow = groups.slowest(window.run)
-    return whole_run(max(_transfer(window), slow.excess + window.thresholds.network_allowance if slow else 0.0))
-
-
-def _transfer(window: Window) -> float:
-    """Return the transfer time, without that of many small collectives, which the network does not cause."""
     small = small_collectives.measure(window).get(None, 0.0)
-    return max(window.lost.get("transfer", 0.0) - small, 0.0)
+    return whole_run(max(window.lost.get("transfer", 0.0) - small, 0.0))
 
 
 def explain(window: Window, _rank: int | None) -> Candidate | None:
     """Return the loss with the rank whose link is reduced, the faulty port or the slow group, if any."""
-    ratio = _transfer(window)
+    ratio = measure(window).get(None, 0.0)
     ranks = window.run.ranks
     evidence = {"straggler": window.lost.get("straggler", 0.0)}
     for one in ranks:
