@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,43 +92,20 @@ FALSE_ALARMS = {
 """Days by number, and the scrape in which earlier rules alerted."""
 
 
-Fired = Mapping[str, list[dict[str, str]]]
-"""By run the labels of its alerts."""
-
-
-def fire_together(stretches: Iterable[Stretch], directory: Path) -> Fired:
-    """Return the alerts of each run. All runs are in one Prometheus, because one evaluation of the rules serves all."""
-    fired = fire(list(stretches), rules(directory), directory)
-    return {stretch.plan.name: [dict(firing.labels) for firing in firings] for stretch, firings in fired.items()}
-
-
-@pytest.fixture(scope="module")
-def false_alarms(tmp_path_factory: pytest.TempPathFactory) -> Fired:
-    return fire_together(
-        (before(*day) for days in FALSE_ALARMS.values() for day in days.items()), tmp_path_factory.mktemp("promtool")
-    )
-
-
-def before(number: int, scrape: int) -> Stretch:
-    """Return the hour of a day before a scrape."""
-    day = healthy(number)
-    return Stretch(day, simulate(replace(day, seconds=SCRAPE * (scrape + 5))), max(0, scrape - BEFORE), scrape + 5)
-
-
 @pytest.mark.parametrize("why", FALSE_ALARMS)
-def test_former_false_alarms_do_not_alert(why: str, false_alarms: Fired) -> None:
-    alerts = [false_alarms[healthy(number).name] for number in FALSE_ALARMS[why]]
-    assert not any(alerts), alerts
-
-
-@pytest.fixture(scope="module")
-def fired(tmp_path_factory: pytest.TempPathFactory) -> Fired:
-    stretches = (Stretch(plan, simulate(plan), 0, 320) for plan, _ in EXPECTED.values())
-    return fire_together(stretches, tmp_path_factory.mktemp("promtool"))
+def test_former_false_alarms_do_not_alert(why: str, tmp_path: Path) -> None:
+    found = []
+    for number, scrape in FALSE_ALARMS[why].items():
+        day = healthy(number)
+        begin = max(0, scrape - BEFORE)
+        found.append(Stretch(day, simulate(replace(day, seconds=SCRAPE * (scrape + 5))), begin, scrape + 5))
+    assert [firing for alerts in fire(found, rules(tmp_path), tmp_path).values() for firing in alerts] == []
 
 
 @pytest.mark.parametrize("case", EXPECTED)
-def test_the_fault_alerts_once_and_nothing_else_does(case: str, fired: Fired) -> None:
+def test_the_fault_alerts_once_and_nothing_else_does(case: str, tmp_path: Path) -> None:
     plan, expected = EXPECTED[case]
-    alerts = fired[plan.name]
-    assert [" ".join(filter(None, (one["alertname"], one.get("rank")))) for one in alerts] == expected, alerts
+    fired = fire([Stretch(plan, simulate(plan), 0, 320)], rules(tmp_path), tmp_path)
+    alerts = [dict(firing.labels) for firings in fired.values() for firing in firings]
+    names = [" ".join(filter(None, (labels["alertname"], labels.get("rank")))) for labels in alerts]
+    assert names == expected, alerts
