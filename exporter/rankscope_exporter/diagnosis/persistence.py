@@ -37,6 +37,7 @@ class LossFindings:
         self._parts = Parts()
         self._open: dict[Key, Finding] = {}
         self._ranks = 0
+        self._part: Window | None = None
         """The largest number of ranks that are compared with each other."""
         self._above: dict[Key, float] = {}
         """By key of each open finding: the time when its loss was last above the release limit."""
@@ -60,6 +61,7 @@ class LossFindings:
     def add(self, at: float, seconds: float, part: Window) -> None:
         """Measure the losses of the newest part."""
         self._ranks = max(map(len, part.run.peers.values()), default=0)
+        self._part = part
         losses: dict[Key, float] = {}
         for detector in LOSSES:
             losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
@@ -104,6 +106,8 @@ class LossFindings:
         if detector.allowance is None:
             return 0.0
         allowance = detector.allowance(self._thresholds, self._ranks)
+        if detector.usual and self._part:
+            allowance = min(allowance, detector.usual(self._part))
         before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
         baseline = self._history.baseline(key[0], before, shortest.median(USEFUL), shortest.median(STEPS_RATE))
         return allowance if baseline is None else min(allowance, baseline)

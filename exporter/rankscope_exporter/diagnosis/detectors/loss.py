@@ -31,6 +31,8 @@ class LossDetector(NamedTuple):
     """Returns the cause after the loss has lasted for the window; None if it belongs to another detector."""
     allowance: Callable[[Thresholds, int], float] | None = None
     """Returns the part that healthy runs have as well, by the number of compared ranks; it is not counted as a loss."""
+    usual: Callable[[Window], float] | None = None
+    """The loss that a part of the run shows to be usual in it. If it is less, it is the allowance."""
 
 
 def place(one: RankFacts) -> Place:

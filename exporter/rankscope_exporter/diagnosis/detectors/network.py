@@ -9,6 +9,8 @@ Well-tuned jobs spend up to `network_allowance` on transfer. If the run has had 
   than the ranks of other groups of the same shape (the finding names the group; `diagnosis/groups.py`)
 - `network`: steps were compared between ranks, so late ranks are excluded as the cause
 - `unknown`: steps were not compared
+
+If a group has a slow link, the run is compared with what it would spend if that group were like its peers.
 """
 
 from __future__ import annotations
@@ -57,4 +59,12 @@ def allowance(thresholds: Thresholds, _ranks: int) -> float:
     return thresholds.network_allowance
 
 
-DETECTOR = LossDetector(KIND, measure, explain, allowance)
+def usual(window: Window) -> float:
+    """Return the transfer that the run would have if a group with a slow link were like its peers."""
+    slow = groups.slowest(window.run)
+    if slow is None or slow.excess <= window.thresholds.loss:
+        return window.thresholds.network_allowance
+    return max(measure(window).get(None, 0.0) - slow.excess, 0.0)
+
+
+DETECTOR = LossDetector(KIND, measure, explain, allowance, usual)
