@@ -49,7 +49,7 @@ def _by_shape(run: RunFacts) -> Mapping[Shape, Mapping[str, float]]:
     shapes: dict[Shape, dict[str, float]] = defaultdict(dict)
     for name in {name for one in run.ranks for name in one.spent.collectives.group_waits}:
         ranks = members(name)
-        if len(ranks) > 1 and all(rank in here for rank in ranks):
+        if 1 < len(ranks) <= len(here) and all(rank in here for rank in ranks):
             shape = tuple(rank - ranks[0] for rank in ranks)
             shapes[shape][name] = min(_wait(here[rank], name) for rank in ranks)
     return shapes

@@ -66,4 +66,4 @@ def _coordinates(
 def _place(rank: int, names: list[str]) -> int | None:
     """Return the rank's place in the first of these groups that has the rank and others."""
     found = [ranks for name in names if rank in (ranks := members(name)) and len(ranks) > 1]
-    return sorted(found[0]).index(rank) if found else None
+    return found[0].index(rank) if found else None

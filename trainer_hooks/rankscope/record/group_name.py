@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 FORM = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?|\d{1,9}(?:,\d{1,9})*")
 LARGEST = 100_000  # ranks of a group
@@ -18,12 +19,15 @@ def compact(ranks: list[int]) -> str:
     return ",".join(map(str, ranks))
 
 
-def members(name: str) -> tuple[int, ...]:
-    """Return the ranks of a name. Empty if it was cut off or is not as a rank writes it."""
+def members(name: str) -> Sequence[int]:
+    """Return the sorted ranks of a name. Empty if it was cut off or is not as a rank writes it.
+
+    A range stays one: any process can write names of many ranks into its record, and readers read them each second.
+    """
     match = FORM.fullmatch(name)
     if match is None:
         return ()
     if match[2] is None:
-        return tuple(map(int, name.split(",")))
+        return tuple(sorted(map(int, name.split(","))))
     ranks = range(int(match[1]), int(match[2]) + 1, int(match[3] or 1) or 1)
-    return tuple(ranks) if len(ranks) <= LARGEST else ()
+    return ranks if len(ranks) <= LARGEST else ()
