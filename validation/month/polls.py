@@ -81,7 +81,7 @@ class _CriticalTimes:
     def _scan(self, block: Block) -> None:
         losses, begins = self._losses(block)
         limits = self._limits
-        in_turn = rotating.allowance(limits, self._plan.ranks)
+        in_turn = rotating.wait_by_chance(limits, self._plan.ranks)
         most = [0.0, limits.network_allowance, in_turn, *[limits.allowance] * 3]
         baseline = np.min(self._baselines, axis=0) * 0.9 if self._baselines else np.zeros(len(losses))
         reached = (losses - np.minimum(most, baseline)[:, None] > MARGIN * limits.loss).any(axis=0)

@@ -36,9 +36,8 @@ class LossFindings:
         self._history = history
         self._parts = Parts()
         self._open: dict[Key, Finding] = {}
-        self._ranks = 0
         self._part: Window | None = None
-        """The largest number of ranks that are compared with each other."""
+        """The newest part."""
         self._above: dict[Key, float] = {}
         """By key of each open finding: the time when its loss was last above the release limit."""
 
@@ -60,7 +59,6 @@ class LossFindings:
 
     def add(self, at: float, seconds: float, part: Window) -> None:
         """Measure the losses of the newest part."""
-        self._ranks = max(map(len, part.run.peers.values()), default=0)
         self._part = part
         losses: dict[Key, float] = {}
         for detector in LOSSES:
@@ -103,11 +101,9 @@ class LossFindings:
         For an open finding, the baseline is from before it began.
         """
         detector = _DETECTORS[key[0]]
-        if detector.allowance is None:
+        if detector.allowance is None or self._part is None:
             return 0.0
-        allowance = detector.allowance(self._thresholds, self._ranks)
-        if detector.usual and self._part:
-            allowance = min(allowance, detector.usual(self._part))
+        allowance = detector.allowance(self._part)
         before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
         baseline = self._history.baseline(key[0], before, shortest.median(USEFUL), shortest.median(STEPS_RATE))
         return allowance if baseline is None else min(allowance, baseline)

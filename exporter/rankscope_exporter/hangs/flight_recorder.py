@@ -46,7 +46,7 @@ class Group:
 
     name: str
     description: str
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
 
 
 def read_dumps(path: Path) -> list[Dump]:

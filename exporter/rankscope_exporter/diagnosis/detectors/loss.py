@@ -29,10 +29,8 @@ class LossDetector(NamedTuple):
     """Returns the loss by rank, or of the whole run (key None). An unknown loss is absent."""
     explain: Callable[[Window, int | None], Candidate | None]
     """Returns the cause after the loss has lasted for the window; None if it belongs to another detector."""
-    allowance: Callable[[Thresholds, int], float] | None = None
-    """Returns the part that healthy runs have as well, by the number of compared ranks; it is not counted as a loss."""
-    usual: Callable[[Window], float] | None = None
-    """The loss that a part of the run shows to be usual in it. If it is less, it is the allowance."""
+    allowance: Callable[[Window], float] | None = None
+    """Returns the part that a healthy run has as well, from the newest part of the run; it is not counted as a loss."""
 
 
 def place(one: RankFacts) -> Place:
@@ -46,6 +44,6 @@ def whole_run(value: float | None) -> Mapping[int | None, float]:
     return {} if value is None else {None: value}
 
 
-def default_allowance(thresholds: Thresholds, _ranks: int) -> float:
+def default_allowance(window: Window) -> float:
     """Return the allowance of most detectors."""
-    return thresholds.allowance
+    return window.thresholds.allowance

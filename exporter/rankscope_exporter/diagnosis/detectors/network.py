@@ -21,7 +21,6 @@ from rankscope_exporter.diagnosis import groups
 from rankscope_exporter.diagnosis.detectors import small_collectives
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, place, whole_run
 from rankscope_exporter.diagnosis.findings import Candidate, Place
-from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "network"
 
@@ -54,17 +53,12 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
     return Candidate(KIND, ratio, "network" if is_aligned else "unknown", evidence=evidence)
 
 
-def allowance(thresholds: Thresholds, _ranks: int) -> float:
-    """Return the ratio of time that well-tuned jobs spend in transfer."""
-    return thresholds.network_allowance
-
-
-def usual(window: Window) -> float:
-    """Return the transfer that the run would have if a group with a slow link were like its peers."""
-    slow = groups.slowest(window.run)
+def allowance(window: Window) -> float:
+    """Return the transfer of well-tuned jobs, or of this run if its slow group were like its peers, if that is less."""
+    slow, usual = groups.slowest(window.run), window.thresholds.network_allowance
     if slow is None or slow.excess <= window.thresholds.loss:
-        return window.thresholds.network_allowance
-    return max(measure(window).get(None, 0.0) - slow.excess, 0.0)
+        return usual
+    return min(usual, max(measure(window).get(None, 0.0) - slow.excess, 0.0))
 
 
-DETECTOR = LossDetector(KIND, measure, explain, allowance, usual)
+DETECTOR = LossDetector(KIND, measure, explain, allowance)

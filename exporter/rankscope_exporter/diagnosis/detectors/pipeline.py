@@ -18,7 +18,6 @@ from rankscope_exporter.diagnosis import lost
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts
 from rankscope_exporter.diagnosis.findings import Candidate
-from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 IMBALANCE, BUBBLE = "stage_imbalance", "bubble"
 
@@ -64,9 +63,9 @@ def explain_bubble(window: Window, _rank: int | None) -> Candidate | None:
     return Candidate(BUBBLE, window.lost.get(BUBBLE, 0.0), evidence=evidence)
 
 
-def allowance(thresholds: Thresholds, _ranks: int) -> float:
+def allowance(window: Window) -> float:
     """Return the bubble that is not counted as a loss."""
-    return thresholds.bubble_allowance
+    return window.thresholds.bubble_allowance
 
 
 DETECTORS = (

@@ -49,8 +49,14 @@ def _cause(window: Window, late: str, collecting: float, ratio: float) -> str:
     return "uneven_work" if late in phases.COMPUTING else late or straggler.UNKNOWN
 
 
-def allowance(thresholds: Thresholds, ranks: int) -> float:
-    """Return the wait for the last rank that a healthy run has by chance.
+def allowance(window: Window) -> float:
+    """Return the wait for the last of the compared ranks that a healthy run has by chance."""
+    ranks = max(map(len, window.run.peers.values()), default=0)
+    return wait_by_chance(window.thresholds, ranks)
+
+
+def wait_by_chance(thresholds: Thresholds, ranks: int) -> float:
+    """Return the wait for the last of so many ranks that a healthy run has by chance.
 
     It is the expected maximum of `ranks` normal values (Blom, Statistical Estimates and Transformed Beta-Variables).
     """

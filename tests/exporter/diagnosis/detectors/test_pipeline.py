@@ -64,7 +64,7 @@ def test_a_healthy_pipeline_loses_only_its_bubble(stages, replicas, micro_batche
     assert sum(window.lost.values()) == pytest.approx(1.0)
     for detector in (IMBALANCE, network.DETECTOR, small_collectives.DETECTOR):
         assert ratio(detector, window) < 0.02
-    assert ratio(BUBBLE, window) - pipeline.allowance(window.thresholds, 4) < window.thresholds.loss
+    assert ratio(BUBBLE, window) - pipeline.allowance(window) < window.thresholds.loss
 
 
 @pytest.mark.parametrize("slow", range(4))
