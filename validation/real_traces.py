@@ -19,7 +19,8 @@ stands for those up to the next. A worker of a job counts as slow if its mean is
 successive samples.
 
 The diagnosis assumes that healthy ranks drift by 2%, and alerts from a loss of 7%. Of ten workers that independently
-differ by a tenth in each mini-batch, the slowest takes 15% longer than the mean: that time is lost.
+differ by a tenth in each mini-batch, the slowest takes 15% longer than the mean. So most of the 100 jobs would lose
+time if they were synchronous, and the right finding is that the workers are late in turn. To name one of them is wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import csv
 import random
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -278,11 +279,14 @@ def variation(path: Path) -> Iterator[Result]:
     """Yield how many of these jobs would alert."""
     if path.exists():
         every = [*variations(path)]
+        named = sum(any(kind == "straggler" for kind, _ in one.found) for one in every)
         alerted = {limit: sum(one.most >= limit for one in every) for limit in LIMITS}
-        counts = Counter(kind for one in every for kind in {kind for kind, _ in one.found})
-        text = ", ".join(f"{count} from {limit:.0%}" for limit, count in alerted.items())
-        text = f"of {len(every)} alert {text}; {dict(counts)}"
-        yield Result(f"{path.parent.name}/{path.name}", "ordinary jobs", text, alerted[LIMITS[0]] <= len(every) / 100)
+        rare = sorted(one.most for one in every)[-len(every) // 100]
+        text = f"of {len(every)}, {named} name a worker; late in turn: "
+        text += ", ".join(f"{count} from {limit:.0%}" for limit, count in alerted.items())
+        text += f"; 1 of 100 from {rare:.0%}"
+        truth = "no worker is slow: all differ at random"
+        yield Result(f"{path.parent.name}/{path.name}", truth, text, named <= len(every) / 100)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

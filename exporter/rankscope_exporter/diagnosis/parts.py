@@ -37,6 +37,7 @@ class Span:
         self._parts = parts
         self._columns = columns
         self.begins = parts[-1].ends - parts[-1].seconds
+        self.steps = sum(part.steps for part in parts)
 
     def values(self, key: Key) -> list[float]:
         """Return the losses, the newest first; NaN where they are unknown."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, straggler
+from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, rotating, straggler
 from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.facts import RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
 from rankscope_exporter.diagnosis.history import History
 from rankscope_exporter.diagnosis.parts import Key, Parts, Span
@@ -20,6 +21,8 @@ STEPS_RATE: Key = ("steps_rate", None)
 
 STATE_GAP = 5.0
 """Seconds for which a state may be absent and still count as the same one."""
+CHANCE = 4.5
+"""The standard errors that a mean lag does not reach by chance: one of ten ranks does in one of 30,000 windows."""
 CRITICAL = frozenset(kind for detector in STATES if detector.is_critical for kind in detector.kinds)
 
 _DETECTORS = {detector.kind: detector for detector in LOSSES}
@@ -118,7 +121,7 @@ class LossFindings:
         if not _is_alive(key, window):
             return
         candidate = _DETECTORS[key[0]].explain(window, key[1])
-        if candidate is None or self._may_be_chance(key, window):
+        if candidate is None or self._may_be_chance(candidate, window):
             return
         mean = span.mean(key) or candidate.ratio
         severe = [value > self._thresholds.severe for value in span.values(key)]
@@ -127,14 +130,34 @@ class LossFindings:
         baseline = "known" if has_baseline else "unknown"
         self._open[key] = Finding(replace(candidate, ratio=mean), began, at, is_critical, baseline)
 
-    def _may_be_chance(self, key: Key, window: Window) -> bool:
-        """Return whether few steps are far longer than the rest, and not long enough on the same rank."""
-        if key[0] != straggler.KIND or not straggler.has_spikes(window.run, self._thresholds):
+    def _may_be_chance(self, candidate: Candidate, window: Window) -> bool:
+        """Return whether a rank may be the last one by chance, and has not been it for long.
+
+        That is possible if few steps are far longer than the rest, and if ranks are late in turn.
+        """
+        limits, key = self._thresholds, candidate.key
+        if candidate.kind != straggler.KIND:
             return False
-        half = self._thresholds.loss / 2
-        long = Tier(half, self._thresholds.spike_seconds, self._thresholds.tiers[0].steps, 8, 0.1)
+        is_chance = (rotating.KIND, None) in self._open and not self._exceeds_chance(key, window.run)
+        if not is_chance and not straggler.has_spikes(window.run, limits):
+            return False
+        long = Tier(limits.loss / 2, limits.spike_seconds, limits.tiers[0].steps, 8, 0.1)
         span = self._parts.span(long)
         return span is None or not span.exceeds(key, long)
+
+    def _exceeds_chance(self, key: Key, run: RunFacts) -> bool:
+        """Return whether a lag is too large for chance, even if all waiting is for steps that differ by chance."""
+        first = self._thresholds.tiers[0]
+        ranks = next(len(members) for members in run.peers.values() if key[1] in {one.rank for one in members})
+        for steps in (first.steps, 2 * first.steps, 4 * first.steps):
+            span = self._parts.span(first._replace(steps=steps))
+            skew = span.mean((rotating.KIND, None)) if span else None
+            if span is None or skew is None:
+                return False
+            deviation = skew / rotating.expected_maximum(ranks)
+            if (span.mean(key) or 0.0) > CHANCE * deviation * math.sqrt(ranks / (ranks - 1) / span.steps):
+                return True
+        return False
 
     def _review(self, at: float, key: Key, mean: float | None, loss: float) -> None:
         """Update the ratio of an open finding, or close it. Its severity can rise, but never falls."""

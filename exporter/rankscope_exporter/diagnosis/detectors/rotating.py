@@ -56,11 +56,16 @@ def allowance(window: Window) -> float:
 
 
 def wait_by_chance(thresholds: Thresholds, ranks: int) -> float:
-    """Return the wait for the last of so many ranks that a healthy run has by chance.
+    """Return the wait for the last of so many ranks that a healthy run has by chance."""
+    return thresholds.step_deviation * expected_maximum(ranks) if ranks > 1 else 0.0
 
-    It is the expected maximum of `ranks` normal values (Blom, Statistical Estimates and Transformed Beta-Variables).
+
+def expected_maximum(count: int) -> float:
+    """Return the expected maximum of at least two standard normal values.
+
+    The formula is Blom's (Statistical Estimates and Transformed Beta-Variables).
     """
-    return thresholds.step_deviation * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 DETECTOR = LossDetector(KIND, measure, explain, allowance)
