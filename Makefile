@@ -8,6 +8,7 @@ PYTESTS = $(BIN)/python -m pytest
 # A worker takes a whole file, because its tests share fixtures. tests/conftest.py sorts the files: slow ones first.
 AT_ONCE = -n 3 --dist loadfile --no-loadscope-reorder
 ALONE = -n 2 --dist loadgroup
+RULE_TESTS = tests/rules tests/grafana/test_run_states.py tests/validation/test_month.py tests/validation/test_serving_pods.py
 LINT = $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && git ls-files -z | xargs -0 $(BIN)/codespell && $(BIN)/mypy
 RELEASE := .release/bin
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_hooks/rankscope/_version.py)
@@ -18,7 +19,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check test lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm kubernetes measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm demo check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm kubernetes measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -38,6 +39,11 @@ test: venv servers helm ## run linters, the type checker and every test, with re
 	@$(LINT)
 	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE) -m alone
 endif
+
+rule-tests: venv servers ## run all promtool tests without recorded answers, and record the answers (20 minutes)
+	@rm -f build/answers.jsonl
+	@RANKSCOPE_RULE_TESTS=again $(PYTESTS) --quiet -n 2 --dist loadfile --no-loadscope-reorder $(RULE_TESTS)
+	@$(BIN)/python -m testing.rule_tests
 
 lint: $(call installed,check) ## run ruff, codespell and mypy --strict; mypy checks only changes since its last run
 	@$(LINT)
