@@ -15,15 +15,25 @@ def torchrun(ranks: int, *job: object, options: tuple[str, ...] = ("--standalone
     return [*command, *map(str, job)]
 
 
+def forked(ranks: int, job: object, *arguments: object) -> list[str]:
+    """Return the command of a job, a script, whose ranks torchrun forks: they share one import of torch.
+
+    For jobs whose start, signals and exit are not tested: the ranks end without the interpreter's shutdown.
+    """
+    launcher = "import torch._dynamo, torch.distributed.run as torchrun; torchrun.main()"
+    options = ["--standalone", f"--nproc-per-node={ranks}", "--start-method=fork", "--run-path"]
+    return [sys.executable, "-W", "ignore", "-c", launcher, *options, *map(str, (job, *arguments))]
+
+
 def environment(**variables: str) -> dict[str, str]:
     """Return the environment of a job whose ranks share few cores."""
     return {**os.environ, "OMP_NUM_THREADS": "1", **variables}
 
 
 def reports(ranks: int, *job: object, **variables: str) -> list[dict[str, Any]]:
-    """Run a job to its end. Return its ranks' reports, by rank."""
+    """Run a script to its end in forked ranks. Return its ranks' reports, by rank."""
     done = subprocess.run(
-        torchrun(ranks, *job), env=environment(**variables), capture_output=True, text=True, check=False
+        forked(ranks, *job), env=environment(**variables), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

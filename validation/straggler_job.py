@@ -369,7 +369,6 @@ def judged_seconds(record: RankSnapshot) -> dict[str, float]:
 
 def main() -> None:
     """Run every case, one after the other."""
-    torch.set_num_threads(1)
     # Dozens of steps must suffice, so every step is measured.
     device_clock.SECONDS_PER_MARK = 0.0
     # FSDP2 warns that the result of tensor parallelism is a view; it is not changed in place here.

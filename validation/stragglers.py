@@ -14,10 +14,8 @@ measured on the device.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from testing import report
+from testing.torchrun import environment, forked
 
 REPOSITORY = Path(__file__).parents[1]
 THRESHOLDS = REPOSITORY / "deploy" / "prometheus" / "thresholds.yml"
@@ -85,11 +84,10 @@ def expected(case: str) -> dict[str, str]:
 
 def observe(cases: Sequence[str], steps: int, device: str = "gloo") -> list[dict[str, Any]]:
     """Return the records' phases for each case. Raises CalledProcessError if the job fails."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m"]
-    command = [*launch, "validation.straggler_job", device, str(steps), *cases]
+    command = forked(RANKS, REPOSITORY / "validation/straggler_job.py", device, steps, *cases)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN_DIR": run_dir}
-        job = subprocess.run(command, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
+        variables = environment(RANKSCOPE_RUN_DIR=run_dir)
+        job = subprocess.run(command, env=variables, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in job.stdout.splitlines()]
 
 

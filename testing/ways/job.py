@@ -71,7 +71,7 @@ def compare(way: str, steps: int, messages: Messages) -> dict[str, Any]:
     plain = train(way, steps)[1]
     before = leftovers.attributes()
     run, parameters, snapshot, elapsed = train_with_hook(way, steps)
-    patched = leftovers.patches()
+    patched = leftovers.patches(leftovers.attributes())
     rankscope.uninstrument()
     after = leftovers.attributes()
     return {
@@ -81,8 +81,12 @@ def compare(way: str, steps: int, messages: Messages) -> dict[str, Any]:
         "identical": len(plain) == len(parameters) and all(map(torch.equal, plain, parameters)),
         "tensors": len(plain),
         "patched": len(patched),
-        "not_restored": sorted(".".join(where) for where in patched if after.get(where) is not before.get(where)),
-        "left_behind": sorted(".".join(where) for where in leftovers.patches()),
+        "not_restored": sorted(
+            f"{place}.{name}"
+            for place, name in patched
+            if after.get(place, {}).get(name) is not before.get(place, {}).get(name)
+        ),
+        "left_behind": sorted(".".join(where) for where in leftovers.patches(after)),
         "messages": messages.texts[:],
         "probes_disabled": snapshot.info.get("probes_disabled", []),
         "script": clocks(run),
@@ -116,7 +120,6 @@ def published(snapshot: RankSnapshot) -> dict[str, Any]:
 
 def main() -> None:
     messages = Messages()
-    torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     for way in sys.argv[2:]:

@@ -1,4 +1,4 @@
-"""Start `job.py`, alone or as torchrun does."""
+"""Start `job.py`, alone or in ranks that torchrun forks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from testing.torchrun import environment, forked
+
 REPOSITORY = Path(__file__).parents[2]
-JOB = "testing.ways.job"
+JOB = Path(__file__).parent / "job.py"
 
 
 class JobFailedError(Exception):
@@ -20,11 +22,10 @@ class JobFailedError(Exception):
 
 def launch(ranks: int, steps: int, ways: Sequence[str], run_dir: Path) -> list[dict[str, Any]]:
     """Return the line of each rank about each way."""
-    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN_DIR": str(run_dir), "PYTHONPATH": path}
-    command = [sys.executable, "-m", *torchrun, JOB, str(steps), *ways]
-    job = subprocess.run(command, env=environment, cwd=run_dir, capture_output=True, text=True, check=False)
+    variables = environment(RANKSCOPE_RUN_DIR=str(run_dir), PYTHONPATH=path)
+    command = forked(ranks, JOB, steps, *ways) if ranks > 1 else [sys.executable, str(JOB), str(steps), *ways]
+    job = subprocess.run(command, env=variables, cwd=run_dir, capture_output=True, text=True, check=False)
     if job.returncode:
         raise JobFailedError(job.stderr)
     return [json.loads(line) for line in job.stdout.splitlines() if line.startswith('{"way"')]

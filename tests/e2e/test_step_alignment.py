@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from testing.job import launch
 from testing.job.device import ASYNCHRONOUS, GLOO
 from testing.job.launch import TrainingJob
+from testing.torchrun import forked
 
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
@@ -42,6 +44,13 @@ KINDS = (
 )
 
 
+class ForkedJob(TrainingJob):
+    """The same job, whose ranks share one import of torch."""
+
+    def command(self) -> list[str]:
+        return forked(self.ranks, Path(launch.__file__).with_name("__main__.py"), self._directory, self.device)
+
+
 @dataclass
 class Result:
     """The alignment at the end of a job, and the reference steps that its ranks have shown."""
@@ -62,7 +71,7 @@ class Result:
 
 def train_and_align(run_dir: Path, directory: Path, kind: Kind, delay: str) -> Result:
     """Train with a delay that is `rotating` over the ranks, or in each `transfer`."""
-    job = TrainingJob(directory / delay, delay, run_dir, kind.device)
+    job = ForkedJob(directory / delay, delay, run_dir, kind.device)
     alignment, run_directory = StepAlignment(REFERENCE_INTERVAL), RunDirectory([run_dir])
     references: dict[str, set[tuple[str, int]]] = defaultdict(set)
 

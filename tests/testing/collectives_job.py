@@ -221,7 +221,6 @@ def checks() -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     guard.reraise = True
     with asynchronous_device():
         dist.init_process_group(BACKEND)

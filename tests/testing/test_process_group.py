@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from testing.torchrun import environment, torchrun
+from testing.torchrun import environment, forked
 from tests.testing.collectives_job import checks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        torchrun(4, "-m", "tests.testing.collectives_job"),
+        forked(4, REPOSITORY / "tests/testing/collectives_job.py"),
         env=environment(RANKSCOPE_RUN_DIR=str(tmp_path_factory.mktemp("run"))),
         cwd=REPOSITORY,
         capture_output=True,

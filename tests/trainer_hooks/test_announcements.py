@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from testing.clock import Clock
+from tests.trainer_hooks.scripts import WITHOUT_TORCH
 
 from rankscope.announcements import Announcer, duration, figures, first_line, percent, print_line, summary
 from rankscope.cli import launch
@@ -27,23 +28,22 @@ from rankscope.timeline.steps import BACKWARD_PASS, OPTIMIZER_STEP
 from rankscope.timeline.timeline import Timeline
 
 TRAIN = """
-import contextlib, os, signal, sys
-import torch
+import os, signal, sys
+import rankscope, torch
 from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for (batch,) in DataLoader(TensorDataset(torch.ones(8, 2)), num_workers=WORKERS):
     model(batch).sum().backward()
-    optimizer.step()
+    rankscope.step()
 """
 
 
 def job(
-    run_dir: Path, code: str = "", variables: Mapping[str, str] = MappingProxyType({}), **how: Any
+    run_dir: Path, code: str = "", rank: str = TRAIN, variables: Mapping[str, str] = MappingProxyType({}), **how: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a watched script that trains with a number of loader workers and then executes `code`."""
+    """Run a script that trains, with a number of loader workers if it is watched, and then executes `code`."""
     environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN": "job", "RANKSCOPE_RUN_DIR": str(run_dir)}
-    command = [sys.executable, "-c", TRAIN.replace("WORKERS", str(how.pop("workers", 0))) + code]
+    command = [sys.executable, "-c", rank.replace("WORKERS", str(how.pop("workers", 0))) + code]
     pipes = {"stderr": subprocess.PIPE, **how}
     return subprocess.run(command, env={**environment, **variables}, text=True, check=False, timeout=120, **pipes)
 
@@ -62,7 +62,8 @@ def test_one_line_at_the_start_and_one_at_the_end(run_dir: Path) -> None:
 
 @pytest.mark.parametrize("variables", [{"RANKSCOPE_QUIET": "1"}, {"RANKSCOPE_QUIET": "True"}, {"RANK": "3"}], ids=str)
 def test_no_line_if_quiet_or_not_rank_0(run_dir: Path, variables: dict[str, str]) -> None:
-    assert hook_lines(job(run_dir, variables=variables)) == []
+    rank = WITHOUT_TORCH if "True" in variables.values() else TRAIN
+    assert hook_lines(job(run_dir, rank=rank, variables=variables)) == []
     assert len(list(run_dir.glob("*.rank"))) == 1
 
 
@@ -94,15 +95,15 @@ def test_loader_workers_and_forked_children_do_not_repeat_the_lines(run_dir: Pat
 
 @pytest.mark.parametrize(("code", "ending"), [("raise KeyError('lost')", "KeyError: 'lost'"), ("sys.exit(3)", "")])
 def test_a_failing_job_prints_the_line_before_its_traceback(run_dir: Path, code: str, ending: str) -> None:
-    process = job(run_dir, code)
+    process = job(run_dir, code, TRAIN if ending else WITHOUT_TORCH)
     assert process.returncode != 0
     assert len(hook_lines(process)) == 2
     assert process.stderr.splitlines()[-1].startswith(ending or "rankscope: 8 steps")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_job_prints_no_line_at_its_end(run_dir: Path, number: int) -> None:
-    process = job(run_dir, f"os.kill(os.getpid(), {int(number)})")
+@pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, TRAIN), (signal.SIGKILL, WITHOUT_TORCH)])
+def test_a_killed_job_prints_no_line_at_its_end(run_dir: Path, number: int, rank: str) -> None:
+    process = job(run_dir, f"os.kill(os.getpid(), {int(number)})", rank)
     assert process.returncode == -number
     assert len(hook_lines(process)) == 1
 
@@ -119,14 +120,14 @@ sys.stderr = Own()
 
 @pytest.mark.parametrize("code", ["sys.stderr.close()", "sys.stderr = None", "os.close(2)", OWN])
 def test_a_job_without_standard_error_ends_normally(run_dir: Path, code: str) -> None:
-    assert job(run_dir, code).returncode == 0
+    assert job(run_dir, code, TRAIN if code == "os.close(2)" else WITHOUT_TORCH).returncode == 0
 
 
 @pytest.mark.parametrize("code", ["", "signal.signal(signal.SIGPIPE, signal.SIG_DFL)"])
 def test_a_broken_pipe_does_not_harm_the_job(run_dir: Path, code: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    assert job(run_dir, code, stderr=writing).returncode == 0
+    assert job(run_dir, code, WITHOUT_TORCH if code else TRAIN, stderr=writing).returncode == 0
     os.close(writing)
 
 

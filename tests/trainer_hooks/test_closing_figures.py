@@ -180,13 +180,12 @@ def init():
     atexit.register(run.finish)
 '''
 TRAIN = """
-import os, sys, torch, wandb
+import os, sys, rankscope, torch, wandb
 wandb.init()
 model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
     model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
+    rankscope.step()
 """
 ENDINGS = ["", "wandb.run.finish()", "raise KeyError", "sys.exit(3)", "os._exit(0)"]
 NAMES = ["clock", "collective_wait_ratio", "computing_ratio", "data_wait_ratio", "rank", "summary"]

@@ -15,7 +15,7 @@ from testing.programs import Program, python, running
 from testing.records import publish
 from testing.waiting import eventually
 from tests.attacks.cli_support import ask
-from tests.trainer_hooks.scripts import TRAIN, watched
+from tests.trainer_hooks.scripts import TRAIN, WITHOUT_TORCH, watched
 
 from rankscope.cli import stacks
 from rankscope.process.stack_dump import SIGNAL, StackDump
@@ -38,14 +38,8 @@ def match_forever():
 match_forever()
 """
 WITHOUT_HANDLER = """
-import os, sys
-from pathlib import Path
-from testing.records import publish
-answer = {"signal": int(sys.argv[2]), "descriptor": os.memfd_create(sys.argv[3])}
-writer, _ = publish(Path(sys.argv[1]), stacks=answer)
-print("ready", flush=True)
-while sys.stdin.readline():
-    print("still here", flush=True)
+dump.forget()
+writer.write_info({**info, "stacks": {"signal": int(sys.argv[1]), "descriptor": os.memfd_create(sys.argv[2])}})
 """
 
 
@@ -72,14 +66,14 @@ def test_a_waiting_rank_answers_with_all_its_threads_and_continues(run_dir: Path
 
 
 def test_a_rank_that_is_stuck_in_a_c_call_answers_too(run_dir: Path) -> None:
-    with process(TRAIN + STUCK_IN_C):
+    with process(WITHOUT_TORCH + STUCK_IN_C):
         answer = ask(run_dir)
     assert "in match_forever" in answer.stdout
 
 
 def test_py_spy_is_used_if_it_is_installed_and_permitted(run_dir: Path) -> None:
     path = str(Path(sys.executable).parent)
-    with process(TRAIN + LISTEN) as job:
+    with process(WITHOUT_TORCH + LISTEN) as job:
         permitted = subprocess.run([f"{path}/py-spy", "dump", "--pid", str(job.pid)], capture_output=True, check=False)
         answer = ask(run_dir, path=path)
         assert is_still_here(job)
@@ -91,13 +85,13 @@ def test_py_spy_is_used_if_it_is_installed_and_permitted(run_dir: Path) -> None:
 def test_the_hook_answers_if_py_spy_is_not_permitted(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "py-spy").write_text("#!/bin/sh\necho 'Error: Permission Denied' >&2\nexit 1\n")
     (tmp_path / "py-spy").chmod(0o755)
-    with process(TRAIN + LISTEN):
+    with process(WITHOUT_TORCH + LISTEN):
         answer = ask(run_dir, path=str(tmp_path))
     assert "in loiter" in answer.stdout
 
 
 def test_only_the_selected_ranks_are_shown(run_dir: Path) -> None:
-    with process(TRAIN + LISTEN, RANK="0"), process(TRAIN + LISTEN, RANK="1"):
+    with process(WITHOUT_TORCH + LISTEN, RANK="0"), process(WITHOUT_TORCH + LISTEN, RANK="1"):
         both, one = ask(run_dir), ask(run_dir, "--run=job", "--rank=1")
     assert [line.split(",")[1] for line in both.stdout.splitlines() if "===" in line] == [" rank 0", " rank 1"]
     assert [line.split(",")[1] for line in one.stdout.splitlines() if "===" in line] == [" rank 1"]
@@ -118,7 +112,7 @@ def test_an_unknown_rank_is_an_error_that_lists_the_available_ones(run_dir: Path
 
 def test_a_closed_pipe_causes_no_traceback(run_dir: Path) -> None:
     command = f"{sys.executable} -m rankscope.cli.launch stacks --run-dir={run_dir} | true"
-    with process(TRAIN + LISTEN):
+    with process(WITHOUT_TORCH + LISTEN):
         script = f"set -o pipefail; {command}"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -134,7 +128,7 @@ def test_a_closed_pipe_causes_no_traceback(run_dir: Path) -> None:
     ],
 )
 def test_a_process_that_the_signal_would_kill_never_gets_it(run_dir: Path, number: int, name: str, reason: str) -> None:
-    with process(WITHOUT_HANDLER, run_dir, number, name) as bystander:
+    with process(WITHOUT_TORCH + WITHOUT_HANDLER + LISTEN, number, name) as bystander:
         answer = ask(run_dir)
         assert is_still_here(bystander)
     assert answer.returncode == 1
@@ -161,7 +155,7 @@ def test_a_stopped_rank_is_reported_after_a_timeout(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(stacks, "ANSWER_WITHIN", 0.3)
-    with process(TRAIN + LISTEN) as job:
+    with process(WITHOUT_TORCH + LISTEN) as job:
         job.send_signal(signal.SIGSTOP)
         assert stacks.show(None, None, run_dir, sys.stdout) == 1
         job.send_signal(signal.SIGCONT)

@@ -151,7 +151,6 @@ def kinds() -> dict[str, Callable[[], object]]:
 
 def main() -> None:
     guard.reraise = True
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     named = kinds()
     rankscope.instrument()

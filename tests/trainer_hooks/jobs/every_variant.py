@@ -100,7 +100,6 @@ def compare(variant: str) -> dict[str, Any]:
 
 def main() -> None:
     guard.reraise = True
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results = {variant: compare(variant) for variant in sys.argv[1:]}
     report({"rank": dist.get_rank(), "variants": results})

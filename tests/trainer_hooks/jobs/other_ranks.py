@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch._dynamo  # which the first optimizer of each forked process would import
 import torch.distributed as dist
 
 HERE = Path(sys.argv[1])

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from testing.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
-torch.set_num_threads(1)
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 # A separate store: otherwise gloo sometimes finds the first attempt's addresses (torch 2.13, with or without the hook).
 agents = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)

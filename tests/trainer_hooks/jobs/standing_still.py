@@ -1,11 +1,10 @@
-"""One of three ranks that hang: `standing_still.py KIND FILE`. Rank 2 never calls the collective of the others.
+"""One of three ranks that hang: `standing_still.py KIND`. Rank 2 never calls the collective of the others.
 
-They rendezvous through FILE. Each trains three steps first and prints the path of its record.
+Each trains three steps first and prints the path of its record.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from testing.own_record import attachment
+from testing.torchrun import report
 from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
@@ -21,8 +21,7 @@ from rankscope import guard
 
 def main() -> None:
     guard.reraise = True
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(os.environ["RANK"]), world_size=3)
+    dist.init_process_group("gloo")
     pair = dist.new_group([1, 2])
     rankscope.instrument()
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
@@ -42,7 +41,7 @@ def main() -> None:
         step()
     if in_pair:
         dist.all_reduce(torch.ones(4), group=pair)
-    print(attachment().writer.path, flush=True)
+    report(str(attachment().writer.path))
     if dist.get_rank() == 2:
         time.sleep(120)
     kinds[sys.argv[1]]()

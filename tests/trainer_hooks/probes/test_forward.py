@@ -270,10 +270,9 @@ class Model(torch.nn.Linear):
     def forward(self, inputs):
         return super().forward(inputs) * 0 + 7
 model = Model(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
     model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
+    rankscope.step()
 assert "__call__" in vars(Model)
 sys.stdout.buffer.write(cloudpickle.dumps(model))
 """

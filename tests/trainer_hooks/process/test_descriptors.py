@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from testing.waiting import eventually
-from tests.trainer_hooks.scripts import WAIT, job
+from tests.trainer_hooks.scripts import WAIT, job, record_in
 
 from rankscope.record.reader import read_rank
-from rankscope.record.snapshot import RankSnapshot
 
 OURS = """
 def ours():
@@ -39,11 +38,6 @@ CLOSINGS = {
     ),
     "opens and closes its own record": "for name in os.listdir(directory): open(f'{directory}/{name}').close()\nstep()",
 }
-
-
-def record_in(run_dir: Path) -> RankSnapshot:
-    (path,) = run_dir.glob("*.rank")
-    return read_rank(path)
 
 
 @pytest.mark.parametrize("closing", CLOSINGS)

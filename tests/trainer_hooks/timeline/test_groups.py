@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-import os
+import json
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testing import programs
+from testing.torchrun import environment, forked
 
 from rankscope.record import layout
 from rankscope.record.layout import OPS
@@ -23,28 +23,14 @@ JOB = Path(__file__).parents[1] / "jobs" / "standing_still.py"
 DEADLINE = 60.0  # seconds
 
 
-@pytest.fixture
-def hang(tmp_path: Path) -> Iterator[Callable[[str], dict[str, RankSnapshot]]]:
-    """Return a function that starts a hanging job and returns the records of its ranks once they stand still."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(kind: str) -> dict[str, RankSnapshot]:
-        command = [sys.executable, str(JOB), kind, str(tmp_path / "meeting")]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "3", "RANKSCOPE_RUN_DIR": str(tmp_path)}
-        for rank in range(3):
-            mine = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "RANKSCOPE_RUN": "hang"}
-            processes.append(subprocess.Popen(command, env=mine, stdout=subprocess.PIPE, text=True))
-        return standing_still([Path(first_line(process)) for process in processes])
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+def hang(kind: str, run_dir: Path) -> dict[str, RankSnapshot]:
+    """Start a hanging job and return the records of its ranks once they stand still."""
+    variables = environment(RANKSCOPE_RUN_DIR=str(run_dir), RANKSCOPE_RUN="hang")
+    with programs.start(*forked(3, JOB, kind), env=variables, stderr=subprocess.DEVNULL) as job:
+        try:
+            return standing_still([Path(json.loads(job.read_line())) for _ in range(3)])
+        finally:
+            job.terminate()  # torchrun then ends the ranks
 
 
 def standing_still(paths: list[Path]) -> dict[str, RankSnapshot]:
@@ -69,19 +55,15 @@ def number(rank: RankSnapshot, group: str) -> float:
 
 
 @pytest.mark.parametrize(("kind", "op"), [("all_reduce", "all_reduce"), ("ddp", "ddp_all_reduce")])
-def test_a_rank_that_misses_a_collective_of_all_ranks_is_behind_by_one(
-    hang: Callable[[str], dict[str, RankSnapshot]], kind: str, op: str
-) -> None:
-    ranks = hang(kind)
+def test_a_rank_that_misses_a_collective_of_all_ranks_is_behind_by_one(run_dir: Path, kind: str, op: str) -> None:
+    ranks = hang(kind, run_dir)
     assert {name: opened(rank) for name, rank in ranks.items()} == {"0": (op, "0-2"), "1": (op, "0-2"), "2": None}
     assert ranks["0"].phase == ranks["1"].phase == "collective_wait"
     assert number(ranks["0"], "0-2") == number(ranks["1"], "0-2") == number(ranks["2"], "0-2") + 1
 
 
-def test_a_rank_that_misses_a_collective_of_two_ranks_is_behind_only_in_their_group(
-    hang: Callable[[str], dict[str, RankSnapshot]],
-) -> None:
-    ranks = hang("pair")
+def test_a_rank_that_misses_a_collective_of_two_ranks_is_behind_only_in_their_group(run_dir: Path) -> None:
+    ranks = hang("pair", run_dir)
     assert {name: opened(rank) for name, rank in ranks.items()} == {"0": None, "1": ("all_gather", "1-2"), "2": None}
     assert number(ranks["1"], "1-2") == number(ranks["2"], "1-2") + 1
     assert len({number(rank, "0-2") for rank in ranks.values()}) == 1

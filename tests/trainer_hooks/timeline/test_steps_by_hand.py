@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from testing.own_record import snapshot
-from testing.torchrun import environment, torchrun
+from testing.torchrun import environment, forked
 
 import rankscope
 from rankscope.attach import Attachment
@@ -24,7 +24,7 @@ HINT = f"{PASSES_WITHOUT_STEP} backward passes without an optimizer step"
 
 
 def run_job(ranks: int, passes: int, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = torchrun(ranks, JOB, passes) if ranks > 1 else [sys.executable, JOB, str(passes)]
+    command = forked(ranks, JOB, passes) if ranks > 1 else [sys.executable, JOB, str(passes)]
     return subprocess.run(command, env=environment(**variables), check=True, capture_output=True, text=True)
 
 
