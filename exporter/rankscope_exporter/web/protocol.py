@@ -52,8 +52,9 @@ class TlsTransport(asyncio.Transport):
                 self.is_established = True
             while self._received.pending or self._tls.pending():
                 parts.append(self._tls.read(limits.PARSE_BYTES))
-                if not parts[-1]:  # the client has closed its side, as with a TCP FIN
+                if not parts[-1]:  # close_notify: the client sends no more, as after a TCP FIN
                     self.close()
+                    break
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError:  # no TLS, no common parameters, or damaged data
