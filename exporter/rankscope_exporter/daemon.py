@@ -148,7 +148,7 @@ def _gated(app: ASGIApp, web_config: WebConfigFile) -> Gate:
 def _return_large_blocks() -> None:
     """Stop glibc from raising the size from which it returns freed blocks to the kernel.
 
-    Each TLS connection has a buffer of 256 KiB and uses few bytes of it. On the heap, all of it would stay resident.
+    Pages and received data are such blocks. On the heap, freed ones would stay resident.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is not None:

@@ -22,7 +22,10 @@ from validation.siege.report import AGAIN, BURN, QUIET, SIEGE, Observed, body, c
 from validation.siege.scraper import Scraped, victims
 from validation.siege.target import INSIDER, RUN, VICTIM, Seen, Target
 
+from rankscope.record.group_name import members
 from rankscope.record.reader import read_rank
+from rankscope_exporter.ranks.checks import check_info
+from rankscope_exporter.ranks.parallelism import coordinates
 
 __all__ = ["web_config"]
 
@@ -52,6 +55,7 @@ class TestOnTheDirectory:
             (records.forged_living, "forged updates"),
             (records.forged_dead, "crashed"),
             (records.forged_uuids, "claimed"),
+            (records.large_groups, "groups named"),
             (records.broken, "truncated"),
         ],
     )
@@ -69,6 +73,18 @@ class TestOnTheDirectory:
         assert {"0", "1", "999"} <= set(found)
         assert {rank.info["run"] for rank in found.values()} == {RUN}
         assert found["2"]["started_unix"] > time.time() + 3600
+
+    def test_the_exporter_accepts_the_large_groups(self, target: Target) -> None:
+        attacking = records.large_groups(target, Seen())
+        next(attacking)
+        found = [read_rank(path) for path in Path(target.run_dir).iterdir()]
+        attacking.close()  # type: ignore[attr-defined]
+        for snapshot in found:
+            check_info(snapshot)
+            assert "pp" in coordinates(snapshot)
+        sizes = [len(members(name)) for snapshot in found for name in snapshot.groups]
+        assert len(sizes) == 64 * 16
+        assert min(sizes) > 40_000
 
     def test_a_record_of_a_live_rank_cannot_be_locked(self, target: Target) -> None:
         if os.geteuid() != 0:

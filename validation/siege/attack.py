@@ -47,6 +47,7 @@ ATTACKS = {
     "forged living ranks": Attack(records.forged_living, 0.2),
     "forged dead ranks": Attack(records.forged_dead, 0.2),
     "forged GPUs": Attack(records.forged_uuids, 0.2),
+    "large groups": Attack(records.large_groups, 0.5),
     "read locks": Attack(records.read_locks, 0.2),
     "broken records": Attack(records.broken, 0.2),
     "closed directory": Attack(records.closed_directory, 0.5),

@@ -20,6 +20,7 @@ from validation.fuzz.rank_files import damaged
 from validation.siege.target import GPUS, RUN, VICTIM, Seen, Target
 
 from rankscope.record import layout
+from rankscope.record.group_name import LARGEST
 from rankscope.record.layout import INDEX
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.writer import RankWriter
@@ -32,6 +33,7 @@ LIVING = 300  # records of one process: more than the ranks on a page
 RANKS_OF_A_USER = 128
 CHILDREN, CHILDREN_AN_ACT = 1500, 100
 DEAD = 60
+RANKS_WITH_LARGE_GROUPS = 64
 DAMAGED = 100
 HELD = 100  # descriptors
 READ_LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
@@ -143,6 +145,26 @@ def forged_uuids(target: Target, seen: Seen) -> Iterator[None]:
                 labels = _labels(target) | {"run": "stolen", "rank": str(number)}
                 writer.write_info(labels | {"uuid": uuids[(number + turn) % GPUS]})
                 seen["claimed"] += 1
+            yield
+    finally:
+        for writer in living:
+            _remove(writer)
+
+
+def large_groups(target: Target, seen: Seen) -> Iterator[None]:
+    """Publish live ranks that wait in as many groups as a record has, each of up to 100,000 ranks, all of them new."""
+    world = {"run": "large", "world_size": str(LARGEST)}
+    living = [_publish(target, f"large-{n}", None, rank=str(n), **world) for n in range(RANKS_WITH_LARGE_GROUPS)]
+    try:
+        for turn in count():
+            lasts = (LARGEST - 1 - (turn * layout.MAX_GROUPS + n) % 1000 for n in range(layout.MAX_GROUPS))
+            names = [f"0-{last}" + ":2" * (last % 2) for last in lasts]
+            groups = {"groups": names, "group_descriptions": ["mesh_pp"] * len(names)}
+            for number, writer in enumerate(living):
+                writer.write_info(_labels(target) | world | {"rank": str(number)} | groups)
+                for group in range(layout.MAX_GROUPS):
+                    writer.slots[INDEX["group_wait_seconds"] + group] += 0.1
+                seen["groups named"] += len(names)
             yield
     finally:
         for writer in living:

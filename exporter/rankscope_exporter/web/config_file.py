@@ -94,8 +94,6 @@ class WebConfigFile:
         self._logged_as_expired: WebConfig | None = None
         self._config = load(path)
         self._state = self._read_state()
-        if self._config.context:
-            self._config.context.sni_callback = self._use_newest_certificate
 
     def current(self) -> WebConfig:
         """Return the newest valid configuration."""
@@ -121,10 +119,6 @@ class WebConfigFile:
             self._logged_as_expired = self._config
             text = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(expiry))
             logger.error("--web.config.file: certificate %s expired at %s UTC; scrapes fail", tls.cert_file, text)
-
-    def _use_newest_certificate(self, connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
-        # Called in every handshake, also if the client sends no server name.
-        connection.context = self.current().context
 
     def _read_state(self) -> list[tuple[int, int, int] | None]:
         tls = self._config.tls

@@ -103,25 +103,31 @@ class Connections:
 class FairQueue:
     """Queued actions of connections, run in rounds: one action of each address in a round, in order of arrival.
 
-    An iteration of the event loop runs at least one round, and more while it has time. The actions of a connection are
-    dropped when it closes, so a client that opens and closes connections takes no memory.
+    An iteration of the event loop runs at least one action of each address that is within its share of CPU time. The
+    others take turns in the rest of the iteration's time. The actions of a connection are dropped when it closes, so a
+    client that opens and closes connections takes no memory.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._queues: dict[str, dict[Connection, deque[Action]]] = {}  # of addresses served in this iteration
+        self._paid_at: dict[str, float] = {}  # when the address's share has made up for the CPU time that it used
 
     def run_or_queue(self, connection: Connection, action: Action) -> bool:
-        """Run the action and return True, or queue it if its address was already served in this iteration."""
-        queue = self._queues.get(connection.address)
-        if queue is not None:
-            queue.setdefault(connection, deque()).append(action)
-            return False
-        if not self._queues:
+        """Run the action and return True, or queue it if its address was just served or exceeds its share."""
+        address, is_scheduled = connection.address, bool(self._queues)
+        is_first = address not in self._queues
+        queue = self._queues.setdefault(address, {})
+        queue.setdefault(connection, deque()).append(action)
+        if not is_scheduled:
             asyncio.get_running_loop().call_soon(self._run_rounds)
-        self._queues[connection.address] = {}
-        action()
-        return True
+        if is_first and self._is_within_share(address):
+            self._run_first(address)
+            return True
+        return False
 
     def __len__(self) -> int:
         return sum(len(actions) for queue in self._queues.values() for actions in queue.values())
@@ -137,24 +143,42 @@ class FairQueue:
         self._queues = {address: queue for address, queue in self._queues.items() if queue}
         if self._queues:
             asyncio.get_running_loop().call_soon(self._run_rounds)
+        if len(self._paid_at) > limits.CONNECTIONS:
+            self._paid_at = {address: at for address, at in self._paid_at.items() if at > self._clock()}
         deadline = self._clock() + limits.ITERATION_SECONDS
-        while queues := [queue for queue in self._queues.values() if queue]:
-            for queue in queues:
-                _run_first(queue)
-            if self._clock() >= deadline:
-                break
+        served = [address for address in self._queues if self._is_within_share(address)]
+        for address in served:
+            self._run_first(address)
+        while waiting := [address for address, queue in self._queues.items() if queue]:
+            for address in waiting:
+                if served and self._clock() >= deadline:
+                    return
+                served.append(address)
+                self._queues[address] = self._queues.pop(address)  # the last in the next iteration
+                self._run_first(address)
 
+    def _is_within_share(self, address: str) -> bool:
+        return self._paid_at.get(address, 0.0) <= self._clock() + limits.CPU_BURST / limits.CPU_SHARE
 
-def _run_first(queue: dict[Connection, deque[Action]]) -> None:
-    """Run one action of the first connection, and move the connection to the end if it has more."""
-    if not queue:  # an earlier action has closed the last connection
-        return
-    connection = next(iter(queue))
-    actions = queue.pop(connection)
-    action = actions.popleft()
-    if actions:
-        queue[connection] = actions
-    action()
+    def _run_first(self, address: str) -> None:
+        """Run one action of the address's first connection, and move the connection to the end if it has more."""
+        queue = self._queues[address]
+        if not queue:  # an earlier action has closed the last connection
+            return
+        connection = next(iter(queue))
+        actions = queue.pop(connection)
+        action = actions.popleft()
+        if actions:
+            queue[connection] = actions
+        began = self._cpu_clock()
+        try:
+            action()
+        finally:
+            self._charge(address, self._cpu_clock() - began)
+
+    def _charge(self, address: str, seconds: float) -> None:
+        now = self._clock()
+        self._paid_at[address] = max(now, self._paid_at.get(address, now)) + seconds / limits.CPU_SHARE
 
 
 class _ConnectionsByAddress:

@@ -34,7 +34,7 @@ CONNECTIONS = 128
 """Open connections of all clients. Above that, a new one closes another (connections.py). Prometheus needs one."""
 
 TLS_CONNECTIONS = 64
-"""The same with TLS, where each connection takes about 0.4 MB more."""
+"""The same with TLS, where each connection takes more memory, and a handshake ten times the CPU time of an accept."""
 
 BACKLOG = 32
 """Connections in each of the kernel's queues that are not accepted yet, each with 64 KiB or more of received data. If a
@@ -48,6 +48,13 @@ is rare, and takes less time than with a few long ones."""
 ITERATION_SECONDS = 0.002
 """Time in an iteration of the event loop for requests, also if all are from one address: they are handled as fast as
 they are accepted."""
+
+CPU_SHARE = 0.02
+"""Share of a CPU with which the requests and handshakes of an address are handled before those of addresses that use
+more. A handshake takes about 0.6 ms, and 5 to 10 ms with an RSA key of 4,096 bits: two scrapes a second fit into it."""
+
+CPU_BURST = 0.05
+"""CPU seconds that an address may use at once: a browser opens six connections."""
 
 DESCRIPTORS_PER_CONNECTION = 4
 """One in so many file descriptors may be a connection: the ranks' files, the driver and Python need the others."""

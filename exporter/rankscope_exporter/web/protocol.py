@@ -29,53 +29,68 @@ class TooManyError(Exception):
     """Raised inside the parser to stop it: the rest of the data is ignored."""
 
 
-class FairHandshake(asyncio.Protocol):
-    """The protocol of a socket during a TLS handshake: passes the client's data to TLS when it is the client's turn.
+class TlsTransport(asyncio.Transport):
+    """TLS on top of a socket's transport, with the methods that uvicorn uses.
 
-    With an RSA key of 4,096 bits, a handshake blocks the event loop for about 5 ms.
+    uvloop's own TLS has a buffer of 256 KiB for each connection, and takes more CPU time for a handshake.
     """
 
-    def __init__(self, connection: BoundedProtocol, queue: FairQueue, transport: asyncio.Transport) -> None:
-        self._connection = connection
-        self._queue = queue
-        self._transport = transport
-        self._tls: Any = transport.get_protocol()
-        self._data = b""
-        transport.set_protocol(self)
+    def __init__(self, lower: asyncio.Transport, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self.is_established = False
+        self._lower = lower
+        self._received, self._unsent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._received, self._unsent, server_side=True)
 
-    def data_received(self, data: bytes) -> None:
-        """Pass the data to TLS, now or when it is the connection's turn."""
-        self._data += data
-        if not self._queue.run_or_queue(self._connection, self._forward):
-            self._transport.pause_reading()
+    def decrypt(self, data: bytes) -> bytes:
+        """Return the content of received data; continue the handshake if it is incomplete. Close if it is not TLS."""
+        parts = []
+        self._received.write(data)
+        try:
+            if not self.is_established:
+                self._tls.do_handshake()
+                self.is_established = True
+            while self._received.pending or self._tls.pending():
+                parts.append(self._tls.read(limits.PARSE_BYTES))
+                if not parts[-1]:  # close_notify: the client sends no more, as after a TCP FIN
+                    self.close()
+                    break
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:  # no TLS, no common parameters, or damaged data
+            self._flush()  # the alert
+            self._lower.close()
+        self._flush()
+        return b"".join(parts)
 
-    def eof_received(self) -> None:
-        """Close the socket: the client sends no more, so the handshake cannot complete."""
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Encrypt and send the data."""
+        if not self.is_closing():
+            self._tls.write(data)
+            self._flush()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Notify TLS and the connection: TLS notifies a connection only after its handshake."""
-        self._tls.connection_lost(exc)
-        self._connection.connection_lost(exc)
+    def close(self) -> None:
+        """Close after the client has received all data. It does not wait for the client's close_notify."""
+        if not self.is_closing():
+            with suppress(ssl.SSLError):
+                self._tls.unwrap()
+            self._flush()
+            self._lower.close()
 
-    def end(self) -> None:
-        """Connect the socket directly to TLS."""
-        self._queue.drop(self._connection)
-        self._transport.set_protocol(self._tls)
-        self._forward()
+    def is_closing(self) -> bool:
+        """Return whether the socket is closed or will be."""
+        return self._lower.is_closing()
 
-    def _forward(self) -> None:
-        data, self._data = self._data, b""
-        if data:
-            self._tls.get_buffer(len(data))[: len(data)] = data  # the buffer has 256 KiB, uvloop reads 250 KB
-            self._tls.buffer_updated(len(data))
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+    def _flush(self) -> None:
+        if self._unsent.pending and not self.is_closing():
+            self._lower.write(self._unsent.read())
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection of the server, also used by `Connections`.
 
-    TLS starts here, not in the listening socket, where a connection would not be counted before its handshake ends.
+    TLS starts here, not in the listening socket, where a connection would not be counted before its handshake ends,
+    and handshakes would not take turns. With an RSA key of 4,096 bits, one blocks the event loop for about 5 ms.
     """
 
     def __init__(
@@ -93,8 +108,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._queue = queue
         self._closed_log = closed_log
         self._tls = tls
-        self._socket: asyncio.Transport | None = None  # below TLS, if there is TLS
-        self._handshake: asyncio.Task[None] | None = None
+        self._socket: asyncio.Transport | None = None
+        self._secured: TlsTransport | None = None  # on top of the socket, from the first data of the handshake
         self._state = ""
         self._deadline: asyncio.TimerHandle | None = None
         self._cycles: list[RequestResponseCycle] = []  # requests with incomplete responses
@@ -141,43 +156,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn's
         """Add a new connection. With TLS, its first data starts the handshake."""
-        self._socket = transport
+        self._socket, self.flow = transport, FlowControl(transport)
         self.address = client_network((transport.get_extra_info("peername") or ("",))[0])
         self._update_deadline()
         self._all_connections.add(self)
         if self._tls is None:
             self._begin(transport)
-
-    def _start_tls(self, transport: asyncio.Transport, tls: Callable[[], ssl.SSLContext], hello: bytes) -> None:
-        transport.pause_reading()  # until `_queue_handshake`
-        self._handshake = self.loop.create_task(self._secure(transport, tls()))
-        self.loop.call_soon(self.loop.call_soon, self._queue_handshake, transport, hello)
-
-    async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        if transport.is_closing():
-            return
-        try:
-            secured = await self.loop.start_tls(
-                transport,
-                self,
-                context,
-                server_side=True,
-                ssl_handshake_timeout=limits.REQUEST_SECONDS,
-                ssl_shutdown_timeout=limits.REQUEST_SECONDS,
-            )
-        except OSError:  # includes ssl.SSLError: no TLS, no common parameters, or the client has left
-            transport.abort()
-            return
-        if secured and not self.is_lost:
-            self._begin(secured)
-            cast(FairHandshake, transport.get_protocol()).end()
-            if self._unparsed and self not in self._queue:  # a request that arrived during the handshake
-                self.data_received(b"")
-
-    def _queue_handshake(self, transport: asyncio.Transport, hello: bytes) -> None:
-        """Insert the queue between the socket and TLS, which uvloop has set up two callbacks before."""
-        if not transport.is_closing():
-            FairHandshake(self, self._queue, transport).data_received(hello)
 
     def _begin(self, transport: asyncio.Transport) -> None:
         """Do what uvicorn's `connection_made` does, without its two system calls for unused addresses.
@@ -185,9 +169,7 @@ class BoundedProtocol(HttpToolsProtocol):
         At each of them another thread may acquire the GIL and keep it for a while.
         """
         self.connections.add(self)
-        if self._tls:
-            transport.set_write_buffer_limits(limits.WRITE_BYTES)  # by default, TLS buffers 512 KiB of a page
-        self.transport, self.flow = transport, FlowControl(transport)
+        self.transport = transport
         self.scheme = "https" if self._tls else "http"
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -203,42 +185,44 @@ class BoundedProtocol(HttpToolsProtocol):
         # Break all reference cycles. Otherwise, with a hundred connections a second, the garbage collector would stop
         # the process for 0.2 s every few seconds.
         self.parser = self.cycle = self.scope = None  # type: ignore[assignment]  # uvicorn needs them until here
-        self._socket = None
+        self._socket = self._secured = None
         self._cycles = []
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Handle received data, now or in the connection's turn. With TLS, the first data starts the handshake."""
+        """Handle received data, now or in the connection's turn."""
         self._unparsed += data
-        if self._handshake and not self.transport:  # the request arrived before `_secure` continued
-            return
-        if not self._queue.run_or_queue(self, self._receive):
-            (self.transport or cast(asyncio.Transport, self._socket)).pause_reading()  # the kernel buffers the rest
+        if self._socket and not self._queue.run_or_queue(self, self._receive):
+            self._socket.pause_reading()  # the kernel buffers the rest
 
     def _receive(self) -> None:
         data, self._unparsed = self._unparsed, b""
-        if self.transport:
-            self._parse(data)
-        elif self._socket and self._tls and not self._socket.is_closing():
-            self._start_tls(self._socket, self._tls, data)
+        for start in range(0, len(data), limits.PARSE_BYTES):
+            if self._socket is None or self._socket.is_closing():
+                return
+            if self._tls and not self._secured:
+                self._secured = TlsTransport(self._socket, self._tls())
+            part = data[start : start + limits.PARSE_BYTES]
+            self._parse(self._decrypt(self._secured, part) if self._secured else part)
+        if self._socket and not self.flow.read_paused:
+            self._socket.resume_reading()
+
+    def _decrypt(self, secured: TlsTransport, data: bytes) -> bytes:
+        content = secured.decrypt(data)
+        if secured.is_established and not self.transport:
+            self._begin(secured)
+        return content
 
     def _parse(self, data: bytes) -> None:
-        if self._is_closing():  # closed while it waited for its turn
-            return
-        for start in range(0, len(data), limits.PARSE_BYTES):
-            part = data[start : start + limits.PARSE_BYTES]
-            self._received += len(part)
-            if self._received <= limits.REQUEST_BYTES:
-                super().data_received(part)
-            elif self.cycle and self.cycle.scope is self.scope:  # the headers are complete, maybe the response, too
-                self.cut_off("request too large")
-            else:
-                self._reject(431)
-            if self._is_closing():
-                break
+        self._received += len(data)
+        if not data or self._is_closing():
+            pass
+        elif self._received <= limits.REQUEST_BYTES:
+            super().data_received(data)
+        elif self.cycle and self.cycle.scope is self.scope:  # the headers are complete, maybe the response, too
+            self.cut_off("request too large")
         else:
-            if not self.flow.read_paused:
-                self.transport.resume_reading()
+            self._reject(431)
         self._update_deadline()
 
     def on_message_begin(self) -> None:
@@ -294,11 +278,10 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._closed_log.count(f"request rejected with status {status}")
         self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
-        # Close the socket, not TLS, which would wait for the client's close_notify and decrypt all data until then.
-        cast(asyncio.Transport, self._socket).close()
+        self.transport.close()
 
     def _is_closing(self) -> bool:
-        return self._socket is None or self._socket.is_closing() or self.transport.is_closing()
+        return self._socket is None or self._socket.is_closing()
 
     def _update_deadline(self) -> None:
         """Start the deadline of the connection's current state if the state has changed."""

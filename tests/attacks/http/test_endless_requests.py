@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from testing.authority import Authority
-from tests.attacks.http.clients import connect, flood, read_all, scrape, server, status
+from tests.attacks.http.clients import Large, connect, flood, read_all, scrape, server, status
 from validation.siege.target import any_server
 
 LIMIT = 24 * 1024 * 1024  # the kernel buffers about 6 MiB of a connection, which the server never reads
@@ -53,6 +55,31 @@ def test_a_request_rejected_over_tls_gets_a_status(tls: Path) -> None:
     with server(web_config=tls) as (port, _), any_server().wrap_socket(connect(port)) as connection:
         connection.sendall(b"no HTTP\r\n\r\n")
         assert status(read_all(connection)) == 400
+
+
+def test_data_after_the_end_of_tls_is_ignored(tls: Path) -> None:
+    received, unsent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = any_server().wrap_bio(received, unsent)
+    with server(web_config=tls) as (port, _), connect(port) as connection:
+        with suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        connection.sendall(unsent.read())
+        received.write(connection.recv(65536))
+        client.do_handshake()
+        with suppress(ssl.SSLWantReadError):
+            client.unwrap()
+        connection.sendall(unsent.read() + b"more")
+        read_all(connection)  # raises if the server does not close it
+
+
+def test_a_page_over_tls_arrives_completely_and_ends_with_a_close_notify(tls: Path) -> None:
+    page = Large(16 * 1024 * 1024)  # more than the kernel buffers
+    with server(page, web_config=tls) as (port, _):
+        context = any_server()
+        with context.wrap_socket(connect(port), suppress_ragged_eofs=False) as connection:
+            connection.sendall(START + b"Connection: close\r\n\r\n")
+            headers, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert f"content-length: {len(body)}\r\n".encode() in headers + b"\r\n"
 
 
 @pytest.mark.parametrize("headers", [b"a: b\r\n" * 101, b"X-Long: " + b"a" * 66000 + b"\r\n"])

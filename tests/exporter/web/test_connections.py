@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
@@ -200,6 +201,69 @@ def test_an_action_in_a_later_iteration_runs_at_once() -> None:
         return first, second, third
 
     assert asyncio.run(scenario()) == (True, True, False)
+
+
+class TestShareOfCpuTime:
+    """An address that used more than its share of CPU time waits for the others."""
+
+    def scenario(self, act: Callable[[FairQueue, list[float], list[str]], Awaitable[None]]) -> list[str]:
+        """Return what ran in a queue of three addresses, two of which have used their whole burst."""
+
+        async def run() -> list[str]:
+            now, done = [0.0], list[str]()
+            queue = FairQueue(lambda: now[0], lambda: used[0])
+            used = [0.0]
+
+            def compute() -> None:
+                used[0] += limits.CPU_BURST * 1.01
+
+            for address in ("attacker", "other attacker"):
+                assert queue.run_or_queue(Client(address), compute)
+            await asyncio.sleep(0)
+            await act(queue, now, done)
+            return done
+
+        return asyncio.run(run())
+
+    def test_it_waits_even_for_later_actions_of_the_others(self) -> None:
+        async def act(queue: FairQueue, _: list[float], done: list[str]) -> None:
+            for address in ("attacker", "prometheus"):
+                queue.run_or_queue(Client(address), partial(done.append, address))
+            assert done == ["prometheus"]
+            await asyncio.sleep(0)
+
+        assert self.scenario(act) == ["prometheus", "attacker"]
+
+    def test_all_such_addresses_share_the_time_of_an_iteration(self) -> None:
+        async def act(queue: FairQueue, now: list[float], done: list[str]) -> None:
+            def slow(name: str) -> None:
+                now[0] += limits.ITERATION_SECONDS
+                done.append(name)
+
+            for address in ("attacker", "attacker", "other attacker", "other attacker"):
+                queue.run_or_queue(Client(address), partial(slow, address))
+            for count in range(1, 5):
+                await asyncio.sleep(0)
+                assert len(done) == count
+
+        assert self.scenario(act) == ["attacker", "other attacker"] * 2
+
+    def test_after_a_while_it_runs_at_once_again(self) -> None:
+        async def act(queue: FairQueue, now: list[float], done: list[str]) -> None:
+            now[0] += limits.CPU_BURST / limits.CPU_SHARE
+            assert queue.run_or_queue(Client("attacker"), partial(done.append, "attacker"))
+
+        assert self.scenario(act) == ["attacker"]
+
+    def test_the_times_of_addresses_that_left_are_forgotten(self) -> None:
+        async def act(queue: FairQueue, now: list[float], _: list[str]) -> None:
+            for number in range(limits.CONNECTIONS + 1):
+                queue.run_or_queue(Client(str(number)), lambda: None)
+            now[0] += 2 * limits.CPU_BURST / limits.CPU_SHARE
+            await asyncio.sleep(0)
+            assert not queue._paid_at
+
+        self.scenario(act)
 
 
 def test_an_exception_in_one_action_does_not_stop_the_others() -> None:
