@@ -34,7 +34,7 @@ CONNECTIONS = 128
 """Open connections of all clients. Above that, a new one closes another (connections.py). Prometheus needs one."""
 
 TLS_CONNECTIONS = 64
-"""The same with TLS, where each connection takes more memory, and a handshake ten times the CPU time of an accept."""
+"""The same with TLS, where each connection takes more memory, and a handshake more CPU time than an accept."""
 
 BACKLOG = 32
 """Connections in each of the kernel's queues that are not accepted yet, each with 64 KiB or more of received data. If a

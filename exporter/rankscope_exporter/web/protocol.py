@@ -65,9 +65,10 @@ class TlsTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Encrypt and send the data."""
-        if not self.is_closing():
-            self._tls.write(data)
-            self._flush()
+        rest = memoryview(b"" if self.is_closing() else data)
+        while rest:
+            rest = rest[self._tls.write(rest) :]
+        self._flush()
 
     def close(self) -> None:
         """Close after the client has received all data. It does not wait for the client's close_notify."""
