@@ -107,7 +107,7 @@ def _train(node: BootedSystem, new: Path) -> Iterator[Check]:
         len(memory) == 2,
         f"steps {seen}, with memory and CPU time",
     )
-    for command, text in (("top --once", "mine of"), ("hang --run mine", "of 2 ranks"), ("explain", "mine of")):
+    for command, text in (("top --once", "mine, user"), ("hang --run mine", "of 2 ranks"), ("explain", "mine, user")):
         done = node.run(f"rankscope {command}")
         lines = [line for line in done.stdout.splitlines() if text in line]
         yield Check(f"rankscope {command} shows the run", bool(lines), " ".join(lines) or done.stdout + done.stderr)
@@ -121,7 +121,7 @@ def _train(node: BootedSystem, new: Path) -> Iterator[Check]:
     yield Check("the new version shows the running job", min(after) > max(seen), f"{version}, steps {after}")
     node.do("apt-get remove --quiet --yes rankscope")
     done = node.run(f"{sys.prefix}/bin/rankscope top --once", "alice")
-    lines = [line for line in done.stdout.splitlines() if "mine of alice: 2 of 2 ranks" in line]
+    lines = [line for line in done.stdout.splitlines() if "mine, user alice: 2 of 2 ranks" in line]
     goes_on = job.poll() is None and bool(lines)
     yield Check("a job goes on when the package is removed", goes_on, " ".join(lines) or done.stdout + done.stderr)
     node.do("pkill --uid alice")

@@ -22,8 +22,13 @@ Mark = Literal["bad", "warn", "good", ""]
 
 
 def owner(run: RunReport) -> str:
-    """Return the run's owner as ` of alice`; empty if unknown."""
-    return f" of {run.user or run.owner}" if run.user or run.owner else ""
+    """Return the run's owner as `user alice` or `uid 1000`; empty if unknown."""
+    return f"user {run.user}" if run.user else f"uid {run.owner}" if run.owner else ""
+
+
+def title(run: RunReport) -> str:
+    """Return the run's name and owner, such as `Run train, user alice`."""
+    return ", ".join(filter(None, (f"Run {run.run}", owner(run))))
 
 
 def summary(run: RunReport) -> Iterator[str]:

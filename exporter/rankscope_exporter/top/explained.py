@@ -44,7 +44,7 @@ def select(node: NodeReport, run: str | None, owner: str | None) -> Sequence[Run
 def as_lines(runs: Sequence[RunReport]) -> Iterator[str]:
     """Yield the findings of each run, with their age and advice."""
     for run in runs:
-        yield f"{run.run}{describe.owner(run)}: {', '.join(describe.summary(run))}"
+        yield f"{describe.title(run)}: {', '.join(describe.summary(run))}"
         for one in run.findings[:FINDINGS_SHOWN]:
             yield f"{one.severity.upper()} for {duration(one.age_seconds)}: {one.sentence}"
             yield f"  {one.advice}"

@@ -94,8 +94,8 @@ def _no_problem(node: NodeReport) -> Text:
 
 def _run(run: RunReport, screen: Screen) -> Iterator[RenderableType]:
     yield Text()
-    head = Text(printable(run.run), style="bold")
-    head.append(f"{describe.owner(run)}: {', '.join(describe.summary(run))}", style="not bold dim")
+    head = Text(printable(describe.title(run)), style="bold")
+    head.append(f": {', '.join(describe.summary(run))}", style="not bold dim")
     yield head
     ranks = _select_ranks(run, screen.ranks)
     table = _table(

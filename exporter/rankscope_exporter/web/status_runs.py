@@ -30,7 +30,7 @@ def run_section(run: RunReport) -> str:
     """Return a run's heading and the table of its ranks as HTML."""
     kind = "" if run.living else ' class="ended"'
     ranks = table(COLUMNS, [_rank(run, rank) for rank in run.ranks])
-    about = " · ".join((describe.owner(run), *describe.summary(run)))
+    about = " · ".join(filter(None, (describe.owner(run), *describe.summary(run))))
     return f"<section{kind}><h2>{escape(run.run)}<small>{escape(about)}</small></h2>{ranks}</section>"
 
 

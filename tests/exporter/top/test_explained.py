@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_findings_are_explained_with_their_age_and_advice_in_ten_lines(run_dir: 
     (finding,) = job.train(20, lagging("optimizer")).findings
     lines = [*as_lines(select(report_of_look(job.look), None, None))]
     assert len(lines) <= 10
-    assert lines[0].startswith("r of 0: 4 of 4 ranks, ")
+    assert lines[0].startswith("Run r, uid 0: 4 of 4 ranks, ")
     assert lines[1].startswith("WARNING for ")
     assert lines[1].endswith(finding.sentence)
     assert lines[2] == f"  {finding.advice}"
@@ -37,6 +38,15 @@ def test_a_run_that_is_not_judged_is_not_reported_as_healthy(run_dir: Path) -> N
     job.train(12)
     (line,) = [*as_lines(select(report_of_look(job.look), None, None))][1:]
     assert line == "Run r is not diagnosed here: not all of its ranks are on this node."
+
+
+@pytest.mark.parametrize(
+    ("user", "owner", "title"),
+    [("alice", "1000", "Run r, user alice"), ("", "1000", "Run r, uid 1000"), ("", "", "Run r")],
+)
+def test_a_run_is_shown_with_its_owner(run_dir: Path, user: str, owner: str, title: str) -> None:
+    run = replace(JudgedJob(run_dir).train(2), user=user, owner=owner)
+    assert next(as_lines([run])).startswith(f"{title}: 4 of 4 ranks, ")
 
 
 @pytest.mark.parametrize(
