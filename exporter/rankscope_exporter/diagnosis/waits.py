@@ -71,6 +71,15 @@ def _has_reached(one: Position, operation: Operation) -> bool:
     return is_in_it or one.completed.get(group, number) >= number
 
 
+def collectives_behind(rank: int, issued: Mapping[int, Mapping[str, float]]) -> float:
+    """Return how many collectives fewer than another rank this one has issued, in the group where it lacks most.
+
+    `issued` has the number of issued collectives by rank and group. It is 0 if the rank lacks none or has no numbers.
+    """
+    own = issued.get(rank, {})
+    return max((counts.get(group, 0.0) - own[group] for counts in issued.values() for group in own), default=0.0)
+
+
 def blocking_ranks(waiting: Waits) -> Sequence[frozenset[int]]:
     """Return the ranks that other ranks wait for and that wait for no other rank, in sets ordered by their least rank.
 

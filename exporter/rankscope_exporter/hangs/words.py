@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from rankscope_exporter.diagnosis.waits import Operation, Position, Waits, blocking_ranks, victims, waits
+from rankscope_exporter.diagnosis.waits import (
+    Operation,
+    Position,
+    Waits,
+    blocking_ranks,
+    collectives_behind,
+    victims,
+    waits,
+)
 from rankscope_exporter.hangs.flight_recorder import Group
 
 SETS_SHOWN = 8
@@ -62,7 +70,11 @@ def _why(ranks: frozenset[int], by_rank: Mapping[int, Position], groups: Mapping
         return f"Rank {rank} is missing: it has ended or runs on another node."
     operation = by_rank[rank].waits_in
     if operation is None:
-        return f"Rank {rank} waits in no operation: its host has not issued the next one."
+        behind = collectives_behind(rank, {one.rank: one.issued for one in by_rank.values()})
+        if not behind:
+            return f"Rank {rank} waits in no operation: it has not issued the next one."
+        lacks = f"{behind:.0f} collective{'s' * (behind != 1.0)} fewer"
+        return f"Rank {rank} waits in no operation: it has issued {lacks} than the others."
     described = describe_operation(operation, groups)
     return f"Rank {rank} has not completed {described}, which all ranks have issued."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope_exporter.diagnosis.waits import Operation, Position, blocking_ranks, victims, waits
+from rankscope_exporter.diagnosis.waits import Operation, Position, blocking_ranks, collectives_behind, victims, waits
 
 GROUPS = {"0-3": (0, 1, 2, 3), "0-1": (0, 1), "2-3": (2, 3), "0-2:2": (0, 2), "1-3:2": (1, 3)}
 
@@ -67,3 +67,8 @@ def test_ranks_that_wait_for_each_other_are_named_together() -> None:
 
 def test_a_rank_that_no_rank_waits_for_is_not_named() -> None:
     assert not late(Position(0), Position(1), Position(2, {"2-3": 7.0}), Position(3, {"2-3": 6.0}))
+
+
+def test_the_collectives_that_a_rank_lacks_are_counted_in_the_group_where_it_lacks_most() -> None:
+    issued = {0: {"0-2": 9.0, "0-1": 7.0}, 1: {"0-2": 8.0, "0-1": 4.0}, 2: {"0-2": 9.0}, 3: {}}
+    assert [collectives_behind(rank, issued) for rank in range(5)] == [0.0, 3.0, 0.0, 0.0, 0.0]

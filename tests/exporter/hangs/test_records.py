@@ -35,12 +35,13 @@ def counted(*issued: float) -> Mapping[str, float]:
     return {"group_collectives": issued[0]} if issued else {}
 
 
-def test_a_rank_that_has_not_reached_a_collective_is_named(tmp_path, capsys) -> None:
-    with ranks(tmp_path, waiting(0, 5.0), waiting(0, 5.0), counted(4.0)):
+@pytest.mark.parametrize(("issued", "lacks"), [(4.0, "1 collective fewer"), (2.0, "3 collectives fewer")])
+def test_a_rank_that_has_not_reached_a_collective_is_named(tmp_path, capsys, issued, lacks) -> None:
+    with ranks(tmp_path, waiting(0, 5.0), waiting(0, 5.0), counted(issued)):
         assert show(None, "r", [tmp_path]) == 0
     line, why, *_ = capsys.readouterr().out.splitlines()
     assert line == "Rank 2 of 3 blocks the other ranks."
-    assert why.startswith("Rank 2 waits in no operation")
+    assert why.startswith(f"Rank 2 waits in no operation: it has issued {lacks} than the others. ")
     assert "Rank 0 waits in all_reduce 5 of group 0-2 (ranks 0-2); in total 2 ranks wait for it" in why
 
 

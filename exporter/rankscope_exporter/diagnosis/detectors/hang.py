@@ -23,7 +23,7 @@ from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
-from rankscope_exporter.diagnosis.waits import Operation, Position, blocking_ranks, waits
+from rankscope_exporter.diagnosis.waits import Operation, Position, blocking_ranks, collectives_behind, waits
 
 KIND = "hang"
 INSIDE = "inside_collective"
@@ -76,10 +76,8 @@ def ranks_behind(run: RunFacts) -> dict[int, float]:
             issued[group][one.rank] = count
     # A rank outside of collectives may have one in flight. It does not wait for it if other ranks wait for the rank.
     late = _blocking_ranks(run, issued, _is_waiting) or _blocking_ranks(run, issued, lambda _: True)
-    lacking = {
-        rank: [max(counts.values()) - counts[rank] for counts in issued.values() if rank in counts] for rank in late
-    }
-    return {rank: max(counts) for rank, counts in lacking.items() if max(counts) > 0.0}
+    by_rank = {one.rank: one.now.issued for one in run.ranks}
+    return {rank: count for rank in late if (count := collectives_behind(rank, by_rank)) > 0.0}
 
 
 def _blocking_ranks(run: RunFacts, issued: Issued, is_waiting: Callable[[RankFacts], bool]) -> set[int]:
