@@ -27,17 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from deploy.prometheus import render
+from deploy.prometheus import thresholds
 from deploy.prometheus.shipped import HERE
 from testing import report, servers
 from testing.simulated_ranks import RANKS_PER_NODE, serve
 
-SPEEDS = {speed.name: speed for speed in render.SPEEDS if not speed.is_fast}
+SPEEDS = {speed.name: speed for speed in thresholds.SPEEDS if not speed.is_fast}
 SHOWN = 12  # rules
 WARM_UP = 330.0  # seconds: the windows, except the longest tier's, and Prometheus' start
 
 
-def configuration(address: str, nodes: int, speed: render.Speed) -> str:
+def configuration(address: str, nodes: int, speed: thresholds.Speed) -> str:
     """Return the shipped configuration with these exporters, at this speed."""
     config = yaml.safe_load((HERE / "prometheus.yml").read_text())
     interval = f"{speed.interval}s"
@@ -53,7 +53,7 @@ def configuration(address: str, nodes: int, speed: render.Speed) -> str:
     return yaml.safe_dump(config)
 
 
-def measure(prometheus: servers.Prometheus, readings: int, speed: render.Speed) -> list[dict[str, float]]:
+def measure(prometheus: servers.Prometheus, readings: int, speed: thresholds.Speed) -> list[dict[str, float]]:
     """Return the seconds of each rule's last evaluation, read once an interval."""
     found = []
     for _ in range(readings):
@@ -95,7 +95,7 @@ def figures(seconds: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(seconds), 4), "least": round(min(seconds), 4)}
 
 
-def run(ranks: int, speed: render.Speed, readings: int) -> dict[str, Any]:
+def run(ranks: int, speed: thresholds.Speed, readings: int) -> dict[str, Any]:
     """Measure at one speed. Return evaluation seconds of all rules and the costliest, and rates of samples and CPU."""
     exporters = serve(ranks)
     address = f"127.0.0.1:{exporters.server_address[1]}"

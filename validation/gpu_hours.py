@@ -23,6 +23,7 @@ from pathlib import Path
 
 import yaml
 from deploy.prometheus import render
+from deploy.prometheus.thresholds import Speed
 from testing import report, servers
 
 INTERVALS = (5, 15, 30, 60)  # seconds
@@ -71,7 +72,7 @@ def configuration(directory: Path, interval: int, port: int) -> str:
     price = directory / "price.yml"
     price.write_text(f"gpu_hour_price: {PRICE}\n")
     rules = directory / "rules.yml"
-    rules.write_text(render.group(render.Speed(f"{interval}s", interval), own=price))
+    rules.write_text(render.group(Speed(f"{interval}s", interval), own=price))
     scraped = {"job_name": "gpus", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
     return yaml.safe_dump(
         {

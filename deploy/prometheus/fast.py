@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
-from deploy.prometheus.render import seconds
 from deploy.prometheus.shipped import HERE, alertmanager_document, prometheus_document
+from deploy.prometheus.thresholds import seconds
 
 INTERVAL = "1s"
 TIMES_AS_FAST = 30

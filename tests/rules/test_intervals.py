@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from deploy.prometheus import render
+from deploy.prometheus.thresholds import Speed
 from testing import promtool
-from testing.promtool import Speed
 
 RANKS, SHARES = 4, {"forward": 0.5, "data_wait": 0.3, "checkpoint": 0.15, "other": 0.05}
 LOST = RANKS * (1 - SHARES["forward"])  # GPU-hours per hour
@@ -50,7 +50,7 @@ def series(interval: int, late: int) -> Iterator[dict[str, str]]:
 
 def complaint(interval: int, late: int, questions: list[dict[str, Any]], directory: Path) -> str:
     """Return promtool's complaint about what is not as expected."""
-    (directory / "rules.yml").write_text(render.group(render.Speed(f"{interval}s", interval)))
+    (directory / "rules.yml").write_text(render.group(Speed(f"{interval}s", interval)))
     test = {
         "interval": f"{interval // PARTS}s",
         "input_series": list(series(interval, late)),
@@ -60,7 +60,7 @@ def complaint(interval: int, late: int, questions: list[dict[str, Any]], directo
             for n in range(INTERVALS)
         ],
     }
-    speed = Speed(f"{interval}s", interval, 0, 0)
+    speed = promtool.Speed(f"{interval}s", interval, 0, 0)
     return promtool.complaint(test, speed, directory / "test.yml", directory / "rules.yml")
 
 

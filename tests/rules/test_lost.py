@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.prometheus import render
+from deploy.prometheus.shipped import HERE
+from deploy.prometheus.thresholds import SPEEDS, Thresholds
 from testing import promtool
 from testing.promtool import FAST, HEALTHY_RANK, Case, Fault, everywhere, phases
 from tests.rules.diagnosis_cases import CLOCK, THROTTLED
@@ -93,8 +95,8 @@ def unseen(line: dict[str, str], first: int) -> dict[str, str]:
 
 
 def test_lost_money_needs_a_price() -> None:
-    thresholds = render.Thresholds.load(render.HERE / "thresholds.yml")
+    thresholds = Thresholds.load(HERE / "thresholds.yml")
     priced = {**thresholds.named, "gpu_hour_price": {"value": 2.5, "reason": "for the test"}}
-    values = render.Values(render.Thresholds(priced), {}, render.SPEEDS[0])
-    text = render.render((render.HERE / "rules/recording/40_lost.yml").read_text(), values, "40_lost.yml")
+    values = render.Values(Thresholds(priced), {}, SPEEDS[0])
+    text = render.render((HERE / "rules/recording/40_lost.yml").read_text(), values, "40_lost.yml")
     assert "run:rankscope_lost_gpu_hours:total * 2.5 and on () vector(2.5) > 0" in text

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from deploy.prometheus import fast
-from deploy.prometheus.render import seconds
+from deploy.prometheus.thresholds import seconds
 from testing.waiting import eventually
 from testing.webhook import WebhookReceiver
 from tests.rules.alertmanager import Alert, Alertmanager, running

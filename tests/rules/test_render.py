@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy.prometheus import render
+from deploy.prometheus import packaged_texts, render
+from deploy.prometheus.thresholds import SPEEDS, RenderError, Speed, Thresholds
 
 REASON = {"reason": "for the test"}
 LIMIT: dict[str, Any] = {"limit": {"value": "5m", **REASON}}
-AT_15S, AT_5S, FAST = render.SPEEDS
+AT_15S, AT_5S, FAST = SPEEDS
 
 
 CAUSES: dict[str, Any] = {
@@ -36,8 +37,8 @@ CAUSES: dict[str, Any] = {
 }
 
 
-def values(named: dict[str, Any], speed: render.Speed = AT_15S, *tiers: dict[str, Any]) -> render.Values:
-    return render.Values(render.Thresholds(named, tiers), CAUSES["alerts"], speed)
+def values(named: dict[str, Any], speed: Speed = AT_15S, *tiers: dict[str, Any]) -> render.Values:
+    return render.Values(Thresholds(named, tiers), CAUSES["alerts"], speed)
 
 
 def tree(root: Path, source: str, thresholds: dict[str, Any] = LIMIT) -> Path:
@@ -65,12 +66,12 @@ def test_a_threshold_is_filled_in_unchanged_or_in_another_form() -> None:
     ],
 )
 def test_a_duration_follows_the_scrape_interval(threshold: dict[str, Any], at_15s: str, at_5s: str, fast: str) -> None:
-    rendered = [render.render("<<span>>", values({"span": threshold}, speed), "x") for speed in render.SPEEDS]
+    rendered = [render.render("<<span>>", values({"span": threshold}, speed), "x") for speed in SPEEDS]
     assert rendered == [f"{at_15s}\n", f"{at_5s}\n", f"{fast}\n"]
 
 
-@pytest.mark.parametrize(("speed", "interval"), [(AT_15S, "15s"), (render.Speed("any", 60), "1m")])
-def test_the_group_is_evaluated_at_its_interval(tmp_path: Path, speed: render.Speed, interval: str) -> None:
+@pytest.mark.parametrize(("speed", "interval"), [(AT_15S, "15s"), (Speed("any", 60), "1m")])
+def test_the_group_is_evaluated_at_its_interval(tmp_path: Path, speed: Speed, interval: str) -> None:
     root = tree(tmp_path, "- alert: RankscopeSome\n  for: <<limit>>\n  expr: <<interval | seconds>>\n")
     (group,) = yaml.safe_load(render.group(speed, root))["groups"]
     assert group["interval"] == interval
@@ -108,7 +109,7 @@ def test_an_alert_gets_its_texts_and_its_runbook() -> None:
 
 
 def test_findings_get_the_texts_of_the_alert_by_cause(tmp_path: Path) -> None:
-    found = json.loads(render.words(tree(tmp_path, "")))
+    found = json.loads(packaged_texts.words(tree(tmp_path, "")))
     assert found["ports"] == {"port_drops": "drops {ratio}"}
     assert found["kinds"]["some"] == {
         "summary": {"link": "A link of {run}", "": "Run {run} is slow"},
@@ -118,8 +119,8 @@ def test_findings_get_the_texts_of_the_alert_by_cause(tmp_path: Path) -> None:
 
 
 def test_an_unknown_field_of_a_text_is_named() -> None:
-    unknown = render.Values(render.Thresholds({}), {"RankscopeSome": {"summary": "{nothing}"}}, AT_15S)
-    with pytest.raises(render.RenderError, match=r"^x:2: causes.yml: unknown field {nothing} in summary$"):
+    unknown = render.Values(Thresholds({}), {"RankscopeSome": {"summary": "{nothing}"}}, AT_15S)
+    with pytest.raises(RenderError, match=r"^x:2: causes.yml: unknown field {nothing} in summary$"):
         render.render("- alert: RankscopeSome\n<<summary>>", unknown, "x")
 
 
@@ -144,7 +145,7 @@ def test_explain_gets_facts_from_causes_thresholds_and_alertmanager(tmp_path: Pa
     alertmanager.write_text(yaml.safe_dump({"inhibit_rules": [rule, of_returns]}))
     tier = {"limit": {"value": 0.1, "fast": 0.2}, "span": {"evaluations": 8, "at_least": "9s"}}
     thresholds = {"tiers": {"rows": [tier]}, "min_steps_to_alert": {"value": 12}}
-    facts = json.loads(render.known(tree(tmp_path, "", thresholds), alertmanager))
+    facts = json.loads(packaged_texts.known(tree(tmp_path, "", thresholds), alertmanager))
     assert facts["meanings"] == {"copies": "to the GPU"}
     assert facts["shares"] == {"RankscopeSome": "value"}
     assert (facts["tiers"], facts["min_steps_to_alert"]) == ([{"limit": 0.1, "evaluations": 8, "at_least": 9}], 12)
@@ -165,7 +166,7 @@ def test_explain_gets_facts_from_causes_thresholds_and_alertmanager(tmp_path: Pa
     ],
 )
 def test_a_mistake_in_a_rule_is_one_line_that_names_it(tmp_path: Path, source: str, complaint: str) -> None:
-    with pytest.raises(render.RenderError, match=f"^{re.escape(complaint)}$"):
+    with pytest.raises(RenderError, match=f"^{re.escape(complaint)}$"):
         render.render_all(tree(tmp_path, source))
 
 
@@ -181,7 +182,7 @@ def test_a_mistake_in_a_rule_is_one_line_that_names_it(tmp_path: Path, source: s
 def test_a_threshold_without_a_reason_or_with_two_values_is_refused(
     tmp_path: Path, threshold: dict[str, Any], has: str
 ) -> None:
-    with pytest.raises(render.RenderError, match=f"thresholds.yml: limit needs value, .* it has {has}$"):
+    with pytest.raises(RenderError, match=f"thresholds.yml: limit needs value, .* it has {has}$"):
         render.render_all(tree(tmp_path, "for: <<limit>>", {"limit": threshold}))
 
 

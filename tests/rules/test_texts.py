@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from deploy.prometheus import render
+from deploy.prometheus import packaged_texts, render
+from deploy.prometheus.shipped import HERE
+from deploy.prometheus.thresholds import SPEEDS, Thresholds
 from testing import promtool
 from tests.rules.diagnosis_cases import laggard, late
 
@@ -77,7 +79,7 @@ VALUES = {
 )
 def test_numbers_in_texts_have_two_digits(tmp_path: Path, form: str, number: float, text: str) -> None:
     alert = f"- alert: RankscopeSome\n  expr: some\n  annotations:\n    summary: '{{{{ $value | {form} }}}}'\n"
-    values = render.Values(render.Thresholds({}), {}, render.SPEEDS[0], ())
+    values = render.Values(Thresholds({}), {}, SPEEDS[0], ())
     rules = tmp_path / "rules.yml"
     rendered = textwrap.indent(render.render(alert, values, "some.yml"), "  ")
     rules.write_text(f"groups:\n- name: some\n  rules:\n{rendered}")
@@ -91,8 +93,8 @@ def test_numbers_in_texts_have_two_digits(tmp_path: Path, form: str, number: flo
 
 TEXTS = {
     **{path.name: path.read_text() for path in render.sources() if path.parent.name != "recording"},
-    "causes.yml": (render.HERE / "causes.yml").read_text(),
-    "alertmanager.yml": render.ALERTMANAGER.read_text(),
+    "causes.yml": (HERE / "causes.yml").read_text(),
+    "alertmanager.yml": packaged_texts.ALERTMANAGER.read_text(),
 }
 
 

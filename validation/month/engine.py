@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from deploy.prometheus import render
+from deploy.prometheus.thresholds import Speed
 from testing import rule_tests
 from validation.month.record import SCRAPE
 from validation.month.samples import Line
@@ -68,7 +69,7 @@ def rules(directory: Path) -> Path:
     """Return the shipped rules, adapted to this engine."""
     ranges, path = directory / "ranges.yml", directory / "rules.yml"
     ranges.write_text(json.dumps(RANGES))
-    path.write_text(render.group(render.Speed("15s", int(SCRAPE)), own=ranges))
+    path.write_text(render.group(Speed("15s", int(SCRAPE)), own=ranges))
     return path
 
 

@@ -77,7 +77,7 @@ def _text(candidate: Candidate, what: str) -> str:
 
 
 def _fields(candidate: Candidate) -> dict[str, object]:
-    """Return the values of the fields in the texts. deploy/prometheus/render.py has the same fields as templates."""
+    """Return the values of the fields in the texts. deploy/prometheus/alert_texts.py has them as templates."""
     evidence, place = candidate.evidence, candidate.place
     return {
         "place": where(candidate),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy.prometheus.render import HERE, seconds
+from deploy.prometheus.shipped import HERE
+from deploy.prometheus.thresholds import seconds
 from testing.records import READ_AT, rank_snapshot
 
 from rankscope.record.layout import PHASES
