@@ -9,6 +9,7 @@ from typing import Any
 from rankscope import attach
 from rankscope.attach import Attachment
 from rankscope.guard import Guard
+from rankscope.record.layout import INDEX
 from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.timeline.timeline import Timeline
@@ -26,6 +27,16 @@ def snapshot() -> RankSnapshot:
     path = attachment().writer.path
     assert path is not None
     return read_rank(path)
+
+
+def value(timeline: Timeline, field: str) -> float:
+    """Return the first slot of a field."""
+    return float(timeline.writer.slots[INDEX[field]])
+
+
+def seconds(timeline: Timeline, phase: int) -> float:
+    """Return the seconds of a phase, without the time since it was last entered."""
+    return float(timeline.writer.slots[INDEX["phase_seconds"] + phase])
 
 
 def fail(probe: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as distributed_checkpoint
-from testing.own_record import installed
+from testing.own_record import installed, seconds, value
 from testing.torchrun import reports
 
 import rankscope
@@ -26,7 +26,6 @@ from rankscope.attach import Attachment
 from rankscope.guard import Guard
 from rankscope.probes import checkpoint
 from rankscope.record import layout
-from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
@@ -43,14 +42,6 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
     with installed(timeline, checkpoint):
         timeline.step()
         yield timeline
-
-
-def value(timeline: Timeline, field: str) -> float:
-    return float(timeline.writer.slots[INDEX[field]])
-
-
-def seconds(timeline: Timeline, phase: int) -> float:
-    return float(timeline.writer.slots[INDEX["phase_seconds"] + phase])
 
 
 def test_torch_save_to_a_path_is_a_checkpoint_of_the_files_size(timeline: Timeline, tmp_path: Path) -> None:

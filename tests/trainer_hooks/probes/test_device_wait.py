@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from testing.own_record import seconds, value
 
 from rankscope import guard
 from rankscope.guard import Guard
@@ -13,7 +14,6 @@ from rankscope.probes import device_wait
 from rankscope.probes.device_wait import methods
 from rankscope.probes.tensor_methods import TensorMethods
 from rankscope.record import layout
-from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
@@ -29,16 +29,12 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
     reads.remove()
 
 
-def waits(timeline: Timeline) -> float:
-    return timeline.writer.slots[INDEX["device_waits"]]
-
-
 @pytest.mark.parametrize("method", device_wait.METHODS)
 def test_reading_a_devices_value_is_a_wait_for_it(timeline: Timeline, method: str) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)):  # a meta tensor has no value
         getattr(torch.zeros(1, device="meta"), method)()
-    assert waits(timeline) == 1
-    assert timeline.writer.slots[INDEX["phase_seconds"] + layout.DEVICE_WAIT] > 0
+    assert value(timeline, "device_waits") == 1
+    assert seconds(timeline, layout.DEVICE_WAIT) > 0
     assert timeline.open_phases == (layout.OTHER, None)
 
 
@@ -46,7 +42,7 @@ def test_reading_the_hosts_value_is_not_a_wait(timeline: Timeline) -> None:
     assert torch.ones(1).item() == 1
     assert torch.ones(2).tolist() == [1, 1]
     assert torch.ones(1).cpu().is_cpu
-    assert waits(timeline) == 0
+    assert value(timeline, "device_waits") == 0
 
 
 def test_the_class_keeps_its_methods(timeline: Timeline) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from testing.own_record import seconds, value
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
 from rankscope.record import layout
-from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
 
 RANKS = 2
@@ -51,8 +51,8 @@ def test_each_rank_counts_its_part_from_the_first_batch_on(
     for batch in dispatcher(DataLoader(TensorDataset(torch.ones(24, 1)), batch_size=4), rank):
         (weight * batch).sum().backward()
         optimizer.step()
-    assert timeline.writer.slots[INDEX["samples"]] == 12
-    assert timeline.writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] > 0
+    assert value(timeline, "samples") == 12
+    assert seconds(timeline, layout.DATA_WAIT) > 0
 
 
 def test_uninstrument_restores_the_loaders(timeline: Timeline, dispatcher: type[DataLoaderDispatcher]) -> None:

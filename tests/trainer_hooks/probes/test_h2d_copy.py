@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from testing.own_record import installed
+from testing.own_record import installed, seconds, value
 from torch.overrides import TorchFunctionMode
 
 from rankscope import guard
@@ -16,7 +16,6 @@ from rankscope.probes import h2d_copy
 from rankscope.probes.h2d_copy import methods
 from rankscope.probes.tensor_methods import TensorMethods
 from rankscope.record import layout
-from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
@@ -42,8 +41,7 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
 
 def counted(timeline: Timeline) -> tuple[float, float]:
     """Return the number of copies and their bytes."""
-    slots = timeline.writer.slots
-    return slots[INDEX["copies"]], slots[INDEX["copy_bytes"]]
+    return value(timeline, "copies"), value(timeline, "copy_bytes")
 
 
 COPIES = {
@@ -64,7 +62,7 @@ COPIES = {
 def test_a_blocking_copy_is_counted_with_any_form_of_the_device(timeline: Timeline, name: str) -> None:
     assert COPIES[name]().device.type == "meta"
     assert counted(timeline) == (1, BATCH.nbytes)
-    assert timeline.writer.slots[INDEX["phase_seconds"] + layout.H2D_COPY] > 0
+    assert seconds(timeline, layout.H2D_COPY) > 0
 
 
 OTHERS = {
@@ -101,7 +99,7 @@ def test_the_script_gets_the_calls_errors_and_no_phase_stays_open(timeline: Time
     with pytest.raises(RuntimeError, match="nonsense"):
         BATCH.to("nonsense")
     assert counted(timeline) == (0, 0)
-    assert timeline.writer.slots[INDEX["phase"]] == layout.OTHER
+    assert value(timeline, "phase") == layout.OTHER
 
 
 class Labeled(torch.Tensor):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from testing.own_record import seconds
 from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils, dataloader
 
 import rankscope
@@ -199,18 +200,14 @@ def test_everything_is_restored() -> None:
     assert (dataloader._MultiProcessingDataLoaderIter.__init__, _utils.worker._worker_loop) == before
 
 
-def data_wait(timeline: Timeline) -> float:
-    return float(timeline.writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT])
-
-
 def seconds_to_end(timeline: Timeline, make: Callable[..., DataLoader[torch.Tensor]]) -> float:
     """Return the data wait of a loop that ends while a worker makes a batch."""
     dataset = Busy()
     iterator = iter(make(dataset, num_workers=1, multiprocessing_context="fork"))
     dataset.begins.wait()
-    before = data_wait(timeline)
+    before = seconds(timeline, layout.DATA_WAIT)
     del iterator
-    return data_wait(timeline) - before
+    return seconds(timeline, layout.DATA_WAIT) - before
 
 
 def test_the_shutdown_of_a_loaders_workers_is_data_wait(timeline: Timeline) -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from testing.leaving import leave
+from testing.own_record import value
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
-from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
 
 WORLD = 8
@@ -36,7 +36,7 @@ def samples(timeline: Timeline, parameter: torch.Tensor | None = None) -> float:
         loss = (weight.to_local() if isinstance(weight, DTensor) else weight).sum() * batch.sum()
         loss.backward()
         optimizer.step()
-    return float(timeline.writer.slots[INDEX["samples"]])
+    return value(timeline, "samples")
 
 
 @pytest.mark.parametrize("rank", [0, 1, 4, 7], indirect=True)

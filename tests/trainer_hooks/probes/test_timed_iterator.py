@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from testing.own_record import seconds, value
 
 import rankscope
 from rankscope.probes.timed_iterator import TimedIterator
 from rankscope.record import layout
-from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
-
-
-def value(timeline: Timeline, field: str) -> float:
-    return float(timeline.writer.slots[INDEX[field]])
 
 
 def pickle_again(iterator: Any) -> Any:
@@ -43,7 +39,7 @@ def test_a_watched_generator_can_be_closed_sent_to_and_thrown_into(timeline: Tim
         assert iterator.throw(KeyError("key")) == "thrown"
         assert iterator.gi_frame is not None
     assert list(iterator) == []
-    assert timeline.writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] > 0
+    assert seconds(timeline, layout.DATA_WAIT) > 0
 
 
 class Reader:

@@ -1,0 +1,385 @@
+"""The samples and tokens of the batches that were trained on, and of no others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer_hooks.probes.batches import Failing, Graphs, Training, evaluation, loader, packed
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+
+import rankscope
+from rankscope.timeline.timeline import Timeline
+
+OTHER = (torch.randn(1, 8),)
+"""A batch to train on instead of the loader's."""
+Rows = list[Any]
+
+
+def stacked(rows: Rows) -> list[torch.Tensor]:
+    return [torch.stack(rows)]
+
+
+class Stream(IterableDataset[Any]):
+    """A data set without an index."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+def batches_by_index() -> DataLoader[Any]:
+    dataset = TensorDataset(torch.randn(22, 8))
+    return DataLoader(dataset, sampler=BatchSampler(SequentialSampler(dataset), 4, drop_last=False), batch_size=None)
+
+
+BATCHES: dict[str, tuple[Callable[[], Iterable[Any]], int]] = {
+    "of a loader with workers": (lambda: loader(12, num_workers=1), 12),
+    "of a stream of batches": (lambda: DataLoader(Stream([(torch.randn(5, 8),), (torch.randn(3, 8),)]), None), 8),
+    "of a stream of rows": (lambda: DataLoader(Stream(torch.randn(22, 8)), 4, collate_fn=stacked), 22),
+    "of a sampler of batches": (batches_by_index, 22),
+    "of a loader in timed": (lambda: rankscope.timed(loader()), 22),
+    "of a cache that a loader has filled": (lambda: list(loader()), 0),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_the_samples_of_the_batches_count(training: Training, kind: str) -> None:
+    batches, samples = BATCHES[kind]
+    training.train(batches())
+    assert training.samples == samples
+
+
+def test_every_sample_counts_once_in_the_step_that_uses_it(training: Training) -> None:
+    seen = []
+    for batch in loader():
+        training.step(batch)
+        seen.append(training.samples)
+    assert seen == [4, 8, 12, 16, 20, 22]
+
+
+def test_the_ring_has_the_samples_of_each_step(training: Training, timeline: Timeline) -> None:
+    training.train(loader())
+    entry = timeline.writer.ring[3].tolist()
+    assert entry[0] == 3
+    assert entry[2] == 12
+
+
+def test_batches_of_several_epochs_and_loaders_add_up(training: Training) -> None:
+    first, second = loader(), loader(12, 2)
+    for _ in range(2):
+        for batch, extra in zip(first, second, strict=True):
+            training.step(batch)
+            training.backward(extra)
+    assert training.samples == 2 * (22 + 12)
+
+
+def test_micro_batches_fetched_before_the_first_backward_all_count(training: Training) -> None:
+    batches = iter(loader())
+    for _ in range(3):
+        for batch in [next(batches), next(batches)]:
+            training.backward(batch)
+        training.optimizer.step()
+    assert training.samples == 22
+
+
+@pytest.mark.parametrize("kind", ["phase", "no_grad", "plain"])
+def test_an_evaluations_batches_do_not_count(training: Training, kind: str) -> None:
+    held_out = evaluation()
+    for number, batch in enumerate(loader()):
+        if number % 3 == 0:
+            context: Any = {"phase": rankscope.phase("evaluation"), "no_grad": torch.no_grad()}.get(kind, nullcontext())
+            with context:
+                for inputs in held_out:
+                    training.model(inputs[0])
+        training.step(batch)
+    for inputs in held_out:  # after the last step
+        training.model(inputs[0])
+    assert training.samples == 22
+
+
+@pytest.mark.parametrize(("drop_last", "samples"), [(True, 4), (False, 0)])
+def test_texts_of_a_stream_count_if_every_batch_is_full(training: Training, drop_last: bool, samples: int) -> None:
+    training.train(DataLoader(Stream("abcde"), batch_size=2, collate_fn=" ".join, drop_last=drop_last), on=OTHER)
+    assert training.samples == samples
+
+
+def test_tokens_are_the_elements_of_input_ids(training: Training) -> None:
+    rows: Any = [{"labels": torch.zeros(1), "input_ids": torch.zeros(16)} for _ in range(6)]
+    training.train(DataLoader(rows, batch_size=3), on=OTHER)
+    assert (training.samples, training.tokens) == (6, 96)
+
+
+def zipped(rows: Rows) -> tuple[Any, ...]:
+    return tuple(zip(*rows, strict=True))
+
+
+def flattened(rows: Rows) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.cat(rows)[None], "cu_seqlens": torch.zeros(len(rows) + 1)}
+
+
+COLLATES: dict[str, tuple[Rows, Any]] = {
+    "pairs as a zip": ([(torch.zeros(3, 4, 4), {"boxes": torch.zeros(5, 4)})] * 22, zipped),
+    "dicts": ([{"image": torch.zeros(3, 4, 4), "height": 4}] * 22, list),
+    "a dict of lists": ([{"image": torch.zeros(3, 4, 4)}] * 22, lambda rows: {"image": [row["image"] for row in rows]}),
+    "ragged": ([torch.zeros(10 + number) for number in range(22)], list),
+    "packed": ([torch.zeros(10 + number % 3, 4) for number in range(22)], lambda rows: packed(*map(len, rows))),
+    "flattened": ([torch.zeros(7)] * 22, flattened),
+    "an object": ([torch.zeros(4)] * 22, lambda rows: Graphs(x=torch.stack(rows))),
+    "an object that raises": ([torch.zeros(4)] * 22, lambda _rows: Failing()),
+    "a text": (["a"] * 22, " ".join),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", COLLATES)
+def test_a_loader_counts_the_samples_that_it_requests_whatever_the_batch_is(
+    training: Training, collate: str, workers: int
+) -> None:
+    rows: tuple[Any, Any] = COLLATES[collate]
+    training.train(DataLoader(rows[0], batch_size=4, collate_fn=rows[1], num_workers=workers), on=OTHER)
+    assert training.samples == 22
+
+
+@pytest.mark.parametrize("key", ["a text", (1, 2)])
+def test_an_index_that_is_a_key_of_the_dataset_is_not_a_list_of_samples(training: Training, key: Any) -> None:
+    dataset: Any = {key: torch.randn(3, 8)}
+    for batch in DataLoader(dataset, sampler=[key], batch_size=None):
+        training.step((batch,))
+    assert training.samples == 3
+
+
+def test_one_used_batch_of_unknown_size_leaves_the_samples_absent(training: Training) -> None:
+    for batch in rankscope.timed([torch.randn(4, 8), "unknown", torch.randn(4, 8)]):
+        training.step((batch,) if isinstance(batch, torch.Tensor) else OTHER)
+    assert training.samples == 0
+
+
+def test_a_batch_that_the_script_collates_to_none_is_not_the_end_of_its_loader(training: Training) -> None:
+    rows: Any = list(torch.randn(12, 8))
+    keep = iter([True, False, True])
+    for batch in DataLoader(rows, batch_size=4, collate_fn=lambda rows: torch.stack(rows) if next(keep) else None):
+        if batch is not None:
+            training.step((batch,))
+    assert training.samples == 8
+
+
+@pytest.mark.parametrize("skipped", [(0, 1, 2), (2, 3)], ids=["first", "after normal steps"])
+def test_skipped_batches_do_not_count(training: Training, skipped: tuple[int, ...]) -> None:
+    for number, batch in enumerate(loader()):
+        if number not in skipped:
+            training.step(batch)
+    assert training.samples == 22 - 4 * len(skipped)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_without_a_backward_pass_does_not_count(training: Training, workers: int) -> None:
+    batches = loader(12, num_workers=workers, persistent_workers=bool(workers))
+    training.model(next(iter(batches))[0])
+    training.train(batches)
+    assert training.samples == 12
+
+
+def test_a_loop_with_a_break_leaves_no_batch_behind(training: Training) -> None:
+    batches = loader()
+    for _epoch in range(3):
+        for number, batch in enumerate(batches):
+            if number == 2:
+                break
+            training.step(batch)
+    assert training.samples == 3 * 8
+
+
+def test_an_evaluation_with_a_break_does_not_count(training: Training) -> None:
+    held_out = evaluation()
+    for batch in loader():
+        for number, inputs in enumerate(held_out):
+            training.model(inputs[0])
+            if number == 2:
+                break
+        training.step(batch)
+    assert training.samples == 22
+
+
+def test_batches_fetched_in_evaluation_mode_do_not_count(training: Training) -> None:
+    held_out = itertools.cycle(evaluation())
+    for number, batch in enumerate(loader()):
+        if number >= 4:  # the hook has found the model
+            training.model.eval()
+            for inputs in itertools.islice(held_out, 2):
+                with torch.no_grad():
+                    training.model(inputs[0])
+            training.model.train()
+        training.step(batch)
+    assert training.samples == 22
+
+
+def test_an_evaluation_between_a_steps_batch_and_its_end_does_not_count(training: Training) -> None:
+    evaluations = []
+    for number, batch in enumerate(loader()):
+        if number == 4:  # after steps that each used one batch of the only loader
+            evaluations.append(iter(evaluation()))
+            training.model.eval()
+            training.model(next(evaluations[0])[0])
+            training.model.train()
+        training.step(batch)
+    assert training.samples == 22
+
+
+@pytest.mark.parametrize("used", [[1, 1, 1, 2, 1], [1, 1, 3, 1], [2, 1, 1, 2], [1, 5]])
+def test_steps_that_use_a_changing_number_of_batches_count_them_all(training: Training, used: list[int]) -> None:
+    batches, seen = iter(loader()), 0
+    for count in used:
+        for batch in itertools.islice(batches, count):
+            training.backward(batch)
+            seen += len(batch[0])
+        training.optimizer.step()
+        assert training.samples == seen
+    assert seen == 22
+
+
+def test_a_second_loader_counts_from_the_step_that_uses_it(training: Training) -> None:
+    second = None
+    for number, batch in enumerate(loader()):
+        training.backward(batch)
+        if number >= 3:
+            second = second or iter(loader(12, 3))
+            training.backward(next(second))
+        training.optimizer.step()
+    assert training.samples == 22 + 3 * 3
+
+
+def test_batches_without_gradients_between_steps_do_not_count(training: Training) -> None:
+    batches = iter(loader())
+    for number in range(5):
+        if number == 3:
+            with torch.no_grad():
+                training.model(next(batches)[0])
+        training.step(next(batches))
+    assert training.samples == 22 - 4
+
+
+def test_a_loader_that_the_dataset_reads_for_each_batch_does_not_count(training: Training) -> None:
+    class Joined:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            (rows,) = next(iter(loader(3, 3)))
+            return torch.as_tensor(rows.mean(0))
+
+    dataset: Any = Joined()
+    training.train(DataLoader(dataset, batch_size=4, collate_fn=stacked))
+    assert training.samples == 10
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_raises_leaves_the_others_counted(training: Training, workers: int) -> None:
+    class Damaged:
+        def __len__(self) -> int:
+            return 18
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 9:
+                raise ValueError("user error")
+            return torch.randn(8)
+
+    dataset: Any = Damaged()
+    batches = iter(DataLoader(dataset, batch_size=4, num_workers=workers))
+    for number in range(5):
+        if number == 2:
+            with pytest.raises(ValueError, match="user error"):
+                next(batches)
+        else:
+            training.step([next(batches)])
+    assert training.samples == 18 - 4
+
+
+def test_tokens_count_in_the_batches_of_a_loader_that_have_some(training: Training) -> None:
+    def collate(rows: list[dict[str, torch.Tensor]]) -> Any:
+        (name,) = rows[0]
+        batch = torch.stack([row[name] for row in rows])
+        return [{name: batch}] if name == "input_ids" else [batch]
+
+    kinds = {"pixels": torch.zeros(8)}, {"input_ids": torch.zeros(16)}
+    rows: Any = [kinds[number // 4 % 2] for number in range(24)]
+    training.train(DataLoader(rows, batch_size=4, collate_fn=collate), on=OTHER)
+    assert (training.samples, training.tokens) == (24, 12 * 16)
+
+
+def test_a_batch_fetched_before_the_return_to_training_mode_counts(training: Training) -> None:
+    for batch in loader():
+        training.model.train()
+        training.step(batch)
+        training.model.eval()
+    assert training.samples == 22
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_prefetched_batches_count_once_each(training: Training, accumulated: int) -> None:
+    def ahead() -> Iterator[Any]:
+        batches = iter(loader())
+        current = next(batches)
+        for following in batches:
+            yield current
+            current = following
+        yield current
+
+    for number, batch in enumerate(ahead()):
+        training.backward(batch)
+        if number % accumulated == accumulated - 1:
+            training.optimizer.step()
+    assert training.samples == 22
+
+
+def test_an_epoch_of_one_batch_counts_although_it_ends_before_the_step(training: Training) -> None:
+    batches = loader(5, 8)
+    for _epoch in range(3):
+        (batch,) = batches
+        training.step(batch)
+    assert training.samples == 15
+
+
+def test_a_new_iterator_for_each_step_counts_its_one_batch(training: Training) -> None:
+    batches = loader()
+    for _step in range(5):
+        training.step(next(iter(batches)))
+    assert training.samples == 20
+
+
+def test_accumulation_continues_over_the_end_of_an_epoch(training: Training) -> None:
+    batches, count = loader(3, 1), 0
+    for _epoch in range(4):
+        for batch in batches:
+            training.backward(batch)
+            count += 1
+            if count % 4 == 0:
+                training.optimizer.step()
+    assert training.samples == 12
+
+
+def test_the_scripts_numbers_of_a_step_count(training: Training) -> None:
+    rankscope.step()
+    for batch in loader():
+        training.step(batch)
+        rankscope.step(samples=100, tokens=2000)
+    assert (training.samples, training.tokens) == (600, 12000)
+
+
+def test_the_scripts_numbers_count_from_the_first_step_that_has_them(training: Training) -> None:
+    for number, batch in enumerate(loader()):
+        training.step(batch)
+        if number >= 3:
+            rankscope.step(samples=100)
+    assert training.samples == 4 * 4 + 3 * 100
+
+
+def test_a_step_may_have_only_tokens(training: Training) -> None:
+    rankscope.step(tokens=5)
+    assert (training.samples, training.tokens) == (0, 5)
