@@ -21,7 +21,7 @@ MOMENTS = {
     "healthy": HEALTHY,
     "by the device": HEALTHY + CLOCK % ("0-3", "device"),
     "by both": HEALTHY + CLOCK % ("0-1", "device") + CLOCK % ("2-3", "host"),
-    # After a moment without this loss, and after one with it.
+    "nothing": "",  # so that the loss begins at the next moment
     "too short for an alert": WITHOUT_ALERTS + PACE % "9",
     "too few steps for an alert": WITHOUT_ALERTS + PACE % "0.001",
     "lagging": LAGGING,
