@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
 from rankscope.record.layout import PHASES, STEP_BOUNDS
 from rankscope.record.snapshot import Step
+from rankscope_exporter.diagnosis.detectors import KINDS
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import DEVICE, HOST, WAIT, compare
+from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import Readings, RunJudge, Verdict
 from rankscope_exporter.diagnosis.lost import lost
 from rankscope_exporter.diagnosis.readings import (
@@ -29,6 +31,7 @@ RUN = ("llm", "1000")
 STEP = {"data_wait": 0.005, "forward": 0.06, "backward": 0.12, "optimizer": 0.015}
 """Seconds of a healthy step, without the collective."""
 
+Adjust = Callable[[RankReading], RankReading]
 Work = dict[str, float]
 Change = Callable[[int, int, Work], None]
 """A change of a rank's seconds by phase in a step. Arguments: the step's number, the rank, the seconds."""
@@ -44,9 +47,18 @@ def spend(phase: str, seconds: float, *ranks: int, every: int = 1) -> Change:
     return change
 
 
+SLOW = spend("backward", 0.12, 1)
+"""A loss of 0.36."""
+
+
 def hang(phase: str, *ranks: int) -> Change:
     """Make these ranks stay in a phase."""
     return spend(phase, inf, *ranks)
+
+
+def drift(step: int, rank: int, work: Work) -> None:
+    """Change the work of each step by up to 2%."""
+    work["backward"] *= 1.0 + 0.02 * ((step * 7 + rank * 3) % 5 - 2) / 2
 
 
 EARLY = Thresholds(pace_known_after=45.0)
@@ -77,9 +89,17 @@ class _Rank:
 class Training:
     """Ranks that make steps and wait for each other in a collective at the end of each."""
 
-    def __init__(self, ranks: int = 4, *, clock: str = HOST, transfer: float = 0.01, startup: float = 5.0) -> None:
+    def __init__(
+        self,
+        ranks: int = 4,
+        *,
+        clock: str = HOST,
+        transfer: float = 0.01,
+        startup: float = 5.0,
+        adjust: Adjust = lambda reading: reading,
+    ) -> None:
         self.now = 0.0
-        self.adjust: Callable[[RankReading], RankReading] = lambda reading: reading
+        self.adjust = adjust
         """A function that may change each reading."""
         self._clock, self._transfer, self._startup, self._size = clock, transfer, startup, ranks
         self.restart()
@@ -172,6 +192,20 @@ class Trial:
         """Train and return the last verdict."""
         self.verdicts += [self.judge.update(*moment) for moment in self.training.train(seconds, *changes)]
         return self.verdicts[-1]
+
+    def find(self, *changes: Change, kinds: Container[str] = KINDS) -> tuple[float, Finding | None]:
+        """Train until there is a finding, for 20 min at most. Return the seconds until then, and the finding."""
+        onset = self.training.now
+        while self.training.now < onset + 1200.0:
+            for finding in self.train(1, *changes).findings:
+                if finding.kind in kinds:
+                    return self.training.now - onset, finding
+        return 1200.0, None
+
+    def opened(self, kind: str = "straggler") -> list[Finding]:
+        """Return each finding of a kind once, in its state when it opened."""
+        found = [finding for verdict in self.verdicts for finding in verdict.findings if finding.kind == kind]
+        return list({finding.opened: finding for finding in reversed(found)}.values())[::-1]
 
     def kinds(self) -> set[str]:
         """Return the kinds of all findings so far."""

@@ -110,8 +110,7 @@ def test_the_ratios_of_a_rank_sum_to_one_on_both_clocks(clock) -> None:
 
 
 def test_waits_for_a_rank_in_a_planned_phase_are_compared_only_in_aligned_steps() -> None:
-    training = Training(3)
-    training.adjust = lambda one: counting(one, aligned=AlignedCounters())
+    training = Training(3, adjust=lambda one: counting(one, aligned=AlignedCounters()))
     assert all(one.lag is not None for one in window(training).run.ranks)
     assert all(one.lag is None for one in window(training, spend("evaluation", 1.0, 0, every=20)).run.ranks)
 

@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
-from dataclasses import replace
-
 import pytest
-from testing.readings import Change, Training, Trial, Work, counting, spend
+from testing.readings import SLOW, Change, Training, Trial, Work, counting, drift, spend
 
-from rankscope_exporter.diagnosis.findings import Finding
-from rankscope_exporter.diagnosis.history import UNREADABLE
-from rankscope_exporter.diagnosis.judge import RunJudge
-from rankscope_exporter.diagnosis.readings import AlignedCounters, Ending, RankReading
-
-SLOW = spend("backward", 0.12, 1)
-"""A loss of 0.36."""
-
-
-def opened(trial: Trial, kind: str = "straggler") -> list[Finding]:
-    """Return each finding of a kind once, in its state when it opened."""
-    found = [finding for verdict in trial.verdicts for finding in verdict.findings if finding.kind == kind]
-    return list({finding.opened: finding for finding in reversed(found)}.values())[::-1]
-
-
-def found_after(trial: Trial, *changes: Change, within: float = 1200.0) -> float:
-    """Return the seconds from the onset of a fault to the first finding."""
-    onset = trial.training.now
-    while not trial.train(1, *changes).findings and trial.training.now < onset + within:
-        pass
-    return trial.training.now - onset
+from rankscope_exporter.diagnosis.readings import AlignedCounters, RankReading
 
 
 @pytest.mark.parametrize("clock", ["host", "device"])
@@ -37,7 +13,7 @@ def found_after(trial: Trial, *changes: Change, within: float = 1200.0) -> float
 def test_a_straggler_is_found_within_ten_seconds(ranks, clock) -> None:
     trial = Trial(Training(ranks, clock=clock))
     trial.train(120)
-    assert found_after(trial, SLOW) <= 10
+    assert trial.find(SLOW)[0] <= 10
     (finding,) = trial.verdicts[-1].findings
     assert (finding.kind, finding.candidate.cause, finding.candidate.place.rank) == ("straggler", "backward", 1)
     assert finding.since == pytest.approx(120.0, abs=1.0)
@@ -48,7 +24,7 @@ def test_a_straggler_is_found_within_ten_seconds(ranks, clock) -> None:
 def test_smaller_losses_take_longer(seconds, least, most) -> None:
     trial = Trial(Training(2))
     trial.train(60)
-    assert least <= found_after(trial, spend("backward", seconds, 1)) <= most
+    assert least <= trial.find(spend("backward", seconds, 1))[0] <= most
 
 
 def test_a_loss_below_the_limit_is_never_found() -> None:
@@ -65,12 +41,8 @@ def test_planned_phases_do_not_delay_the_finding_of_a_straggler(phase, ranks) ->
     trial = Trial()
     trial.train(120, planned)
     assert not trial.kinds()
-    assert found_after(trial, planned, straggler) <= 12 + 3
-    assert opened(trial)[0].candidate.cause == "backward"
-
-
-def drift(step: int, rank: int, work: Work) -> None:
-    work["backward"] *= 1.0 + 0.02 * ((step * 7 + rank * 3) % 5 - 2) / 2
+    assert trial.find(planned, straggler)[0] <= 12 + 3
+    assert trial.opened()[0].candidate.cause == "backward"
 
 
 def accumulation(step: int, _rank: int, work: Work) -> None:
@@ -150,7 +122,7 @@ def test_a_critical_loss_is_critical_from_the_start() -> None:
     trial = Trial()
     trial.train(60)
     trial.train(20, spend("backward", 0.5, 1))
-    assert [finding.severity for finding in opened(trial)] == ["critical"]
+    assert [finding.severity for finding in trial.opened()] == ["critical"]
 
 
 def test_a_finding_ends_some_seconds_after_its_loss() -> None:
@@ -166,7 +138,7 @@ def test_a_loss_that_returns_soon_is_one_finding() -> None:
     for _ in range(5):
         trial.train(40, SLOW)
         trial.train(15)
-    assert len(opened(trial)) == 1
+    assert len(trial.opened()) == 1
 
 
 def test_a_loss_at_the_limit_does_not_flap() -> None:
@@ -175,7 +147,7 @@ def test_a_loss_at_the_limit_does_not_flap() -> None:
     for _ in range(20):
         trial.train(20, spend("backward", 0.014, 1))
         trial.train(20, spend("backward", 0.02, 1))
-    assert len(opened(trial)) <= 1
+    assert len(trial.opened()) <= 1
 
 
 def test_missed_polls_change_nothing() -> None:
@@ -183,7 +155,7 @@ def test_missed_polls_change_nothing() -> None:
     trial.train(60)
     seen = [moment for moment in trial.training.train(120, SLOW) if moment[0] % 20 >= 4]
     trial.verdicts += [trial.judge.update(*moment) for moment in seen]
-    (finding,) = opened(trial)
+    (finding,) = trial.opened()
     assert finding.opened <= 60 + 15
     assert trial.verdicts[-1].findings
 
@@ -194,7 +166,7 @@ def test_a_restarted_run_has_no_open_findings() -> None:
     trial.training.restart()
     assert not trial.train(1).findings
     trial.train(120)
-    assert len(opened(trial)) == 1
+    assert len(trial.opened()) == 1
 
 
 def test_the_same_fault_after_a_restart_is_another_finding() -> None:
@@ -202,7 +174,7 @@ def test_the_same_fault_after_a_restart_is_another_finding() -> None:
     trial.train(60, SLOW)
     trial.training.restart()
     trial.train(60, SLOW)
-    assert len(opened(trial)) == 2
+    assert len(trial.opened()) == 2
 
 
 def test_counters_that_decrease_are_not_a_finding() -> None:
@@ -237,11 +209,11 @@ def test_a_slow_network_is_found_with_and_without_a_baseline() -> None:
     trial = Trial(Training(4, transfer=0.02))
     trial.train(900)
     trial.training._transfer = 0.06
-    assert found_after(trial) <= 60
-    assert opened(trial, "network")[0].baseline == "known"
+    assert trial.find()[0] <= 60
+    assert trial.opened("network")[0].baseline == "known"
     trial = Trial(Training(4, transfer=0.2))
-    assert found_after(trial) <= 30
-    assert opened(trial, "network")[0].baseline == "unknown"
+    assert trial.find()[0] <= 30
+    assert trial.opened("network")[0].baseline == "unknown"
 
 
 def loaders(trial: Trial, *, became_slow: float) -> None:
@@ -285,92 +257,3 @@ def test_an_explained_finding_is_shown_if_it_lasts_longer() -> None:
     trial.train(60, one, every)
     trial.train(60, one)
     assert {finding.kind for finding in trial.verdicts[-1].findings} == {"straggler"}
-
-
-def restarted(trial: Trial) -> RunJudge:
-    """Return the judge of an exporter that has just restarted."""
-    judge = RunJudge(trial.judge.run)
-    judge.restore(json.loads(json.dumps(trial.judge.state(trial.training.now))), trial.training.now)
-    return judge
-
-
-@pytest.mark.parametrize("clock", ["host", "device"])
-@pytest.mark.parametrize("away", [0.0, 3.0, 200.0])
-def test_gpu_time_lost_while_the_exporter_restarts_is_counted(clock, away) -> None:
-    trial = Trial(Training(4, clock=clock))
-    trial.train(63, SLOW)
-    saved = json.loads(json.dumps(trial.judge.state(63.0, is_last=True)))
-    for _ in trial.training.train(away, SLOW):
-        pass
-    trial.judge = RunJudge(trial.judge.run)
-    trial.judge.restore(saved, 63.0)
-    trial.train(60, SLOW)
-    lost = sum(verdict.new_gpu_seconds.get("straggler", 0.0) for verdict in trial.verdicts)
-    assert lost == pytest.approx(0.27 * 4 * (120.0 + away), rel=0.06)
-
-
-def test_gpu_time_lost_after_a_kill_is_not_counted_twice() -> None:
-    trial = Trial()
-    trial.train(60, SLOW)
-    trial.judge = restarted(trial)
-    assert not trial.train(1, SLOW).new_gpu_seconds
-
-
-@pytest.mark.parametrize(
-    "value", [None, "much", [], {}, [1], [0.0, [[0, 0.0, {}]]], [0.0, [[0, 0.0, {"steps": None}]]]]
-)
-def test_a_damaged_account_is_refused_or_counts_nothing(value) -> None:
-    trial = Trial()
-    trial.train(60, SLOW)
-    state, judge = trial.judge.state(60.0, is_last=True), RunJudge(trial.judge.run)
-    with suppress(*UNREADABLE):
-        judge.restore({**state, "settled": value}, 60.0)
-    trial.judge = judge
-    assert not trial.train(1, SLOW).new_gpu_seconds
-
-
-def test_a_restart_of_the_exporter_keeps_an_open_finding() -> None:
-    trial = Trial()
-    (before,) = trial.train(60, spend("backward", 0.5, 1)).findings
-    trial.judge = restarted(trial)
-    for seconds in (1, 60):
-        (after,) = trial.train(seconds, spend("backward", 0.5, 1)).findings
-        assert (after.since, after.opened) == pytest.approx((before.since, before.opened))
-        assert (after.severity, after.candidate.cause, after.candidate.place) == (
-            "critical", "backward", before.candidate.place
-        )  # fmt: skip
-    assert not trial.train(40).findings
-
-
-@pytest.mark.parametrize("reason", ["finished", "killed"])
-def test_a_run_that_ended_while_the_exporter_was_down_has_no_open_finding(reason) -> None:
-    trial = Trial()
-    trial.train(60, SLOW)
-    trial.judge = restarted(trial)
-    trial.training.adjust = lambda one: replace(one, ended=Ending(reason, 60.0))
-    assert not trial.train(2).findings
-
-
-@pytest.mark.parametrize("value", [10**400, None, "much", [], {}])
-def test_a_damaged_finding_is_refused_or_ends_normally(value) -> None:
-    trial = Trial()
-    trial.train(30, SLOW)
-    saved = json.dumps(trial.judge.state(30.0))
-    moments = [*trial.training.train(40)]
-    for place in range(9):
-        state, judge = json.loads(saved), RunJudge(trial.judge.run)
-        state["findings"][0][place] = value
-        with suppress(*UNREADABLE):
-            judge.restore(state, 30.0)
-        assert not [judge.update(*moment) for moment in moments][-1].findings
-
-
-def test_a_restored_judge_has_the_same_findings_as_the_original() -> None:
-    trial = Trial(Training(4, transfer=0.02))
-    trial.train(900)
-    restored = restarted(trial)
-    trial.training._transfer = 0.06
-    for moment in trial.training.train(120):
-        verdicts = trial.judge.update(*moment), restored.update(*moment)
-    found = [[(one.kind, one.candidate.cause, one.baseline) for one in verdict.findings] for verdict in verdicts]
-    assert found[0] == found[1] == [("network", "network", "known")]

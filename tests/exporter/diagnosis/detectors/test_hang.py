@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from testing.readings import Change, Training, Trial, hang, spend, window
+from testing.readings import Adjust, Change, Training, Trial, hang, spend, window
 
 from rankscope_exporter.diagnosis.detectors.hang import detect
 from rankscope_exporter.diagnosis.detectors.state import Past
-from rankscope_exporter.diagnosis.findings import Candidate, Finding
+from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 LIMITS = Thresholds()
-Adjust = Callable[[RankReading], RankReading]
 
 
 def unchanged(reading: RankReading) -> RankReading:
@@ -24,19 +23,8 @@ def unchanged(reading: RankReading) -> RankReading:
 
 def hanging(*changes: Change, ranks: int = 4, adjust: Adjust = unchanged, clock: str = "host") -> Candidate | None:
     """Return the detector's result for a run that stops after ten seconds of steps."""
-    training = Training(ranks, clock=clock)
-    training.adjust = adjust
+    training = Training(ranks, clock=clock, adjust=adjust)
     return next(detect(window(training, *changes, seconds=100.0), Past()), None)
-
-
-def found_after(trial: Trial, *changes: Change, within: float = 700.0) -> tuple[float, Finding | None]:
-    """Return the seconds until a hang that begins now is found, and the finding."""
-    begins = trial.training.now
-    while trial.training.now < begins + within:
-        for finding in trial.train(1, *changes).findings:
-            if finding.kind == "hang":
-                return trial.training.now - begins, finding
-    return within, None
 
 
 @pytest.mark.parametrize("clock", ["host", "device"])
@@ -99,7 +87,7 @@ def test_a_host_that_waits_for_its_device_is_in_a_collective_only_where_devices_
 def test_a_hang_is_found_after_45_seconds_if_the_run_has_a_pace() -> None:
     trial = Trial()
     trial.train(60)
-    seconds, finding = found_after(trial, hang("backward", 2))
+    seconds, finding = trial.find(hang("backward", 2), kinds=("hang",))
     assert 45 <= seconds <= 48
     assert finding
     assert (finding.severity, finding.candidate.place.rank) == ("critical", 2)
@@ -109,7 +97,7 @@ def test_a_hang_is_found_after_45_seconds_if_the_run_has_a_pace() -> None:
 def test_an_early_hang_is_found_within_90_seconds_if_a_rank_is_behind_in_collectives() -> None:
     trial = Trial()
     trial.train(15)
-    seconds, finding = found_after(trial, hang("backward", 2))
+    seconds, finding = trial.find(hang("backward", 2), kinds=("hang",))
     assert 88 <= seconds <= 92
     assert finding
 
@@ -117,7 +105,7 @@ def test_an_early_hang_is_found_within_90_seconds_if_a_rank_is_behind_in_collect
 def test_an_early_stall_of_ranks_with_equal_counts_may_be_compilation_and_takes_five_minutes() -> None:
     trial = Trial()
     trial.train(15)
-    seconds, finding = found_after(trial, hang("forward"))
+    seconds, finding = trial.find(hang("forward"), kinds=("hang",))
     assert 298 <= seconds <= 302
     assert finding
 
@@ -127,7 +115,7 @@ def test_a_run_that_had_a_long_pause_has_more_time() -> None:
     trial.train(60)
     trial.train(1, spend("other", 20.0, 0))
     trial.train(60)
-    seconds, _ = found_after(trial, hang("backward", 2))
+    seconds, _ = trial.find(hang("backward", 2), kinds=("hang",))
     assert seconds == pytest.approx(80.0, abs=4.0)
 
 
@@ -146,8 +134,7 @@ def test_a_run_that_had_a_long_pause_has_more_time() -> None:
     ],
 )
 def test_the_stall_limit_depends_on_the_phase_and_the_history(phase, past, needed) -> None:
-    training = Training(4)
-    training.adjust = lambda reading: replace(reading, phase=phase, issued={})
+    training = Training(adjust=lambda reading: replace(reading, phase=phase, issued={}))
     (found,) = detect(window(training, hang("other"), seconds=1500.0), past)
     assert found.needed == needed
 

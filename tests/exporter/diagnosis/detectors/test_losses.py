@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from testing.readings import Training, Work, counting, spend, window
+from testing.readings import Adjust, Training, Work, counting, drift, spend, window
 
 from rankscope_exporter.diagnosis.detectors import data, gpu_time, network, rotating, small_collectives, straggler
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window
@@ -24,7 +23,6 @@ from rankscope_exporter.diagnosis.readings import (
 
 COPIES, LAUNCH, DEVICE_READS, THROTTLING = gpu_time.DETECTORS
 DETECTORS = (data.DETECTOR, network.DETECTOR, rotating.DETECTOR, small_collectives.DETECTOR, *gpu_time.DETECTORS)
-LOADER = Callable[[RankReading], RankReading]
 
 
 def loss(detector: LossDetector, one: Window) -> float:
@@ -39,18 +37,9 @@ def found(one: Window) -> dict[str, Candidate]:
     return {detector.kind: candidate for detector in lost if (candidate := detector.explain(one, None))}
 
 
-def adjusted(ranks: int, change: Callable[[RankReading], RankReading], **options: Any) -> Training:
-    training = Training(ranks, **options)
-    training.adjust = change
-    return training
-
-
 @pytest.mark.parametrize("clock", ["host", "device"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_a_healthy_run_loses_nothing(ranks, clock) -> None:
-    def drift(step: int, rank: int, work: Work) -> None:
-        work["backward"] *= 1.0 + 0.02 * ((step + rank) % 3 - 1)
-
     assert not found(window(Training(ranks, clock=clock), drift))
 
 
@@ -75,7 +64,7 @@ def test_late_data_on_most_ranks_is_a_data_loss() -> None:
     )
 
 
-def by_cpu(ratio: float) -> LOADER:
+def by_cpu(ratio: float) -> Adjust:
     return lambda one: replace(
         counting(one, process=ProcessCounters(workers_cpu=4 * ratio * one.at, workers_run_queue=0.0)), children=4
     )
@@ -83,7 +72,7 @@ def by_cpu(ratio: float) -> LOADER:
 
 @pytest.mark.parametrize(("busy", "cause"), [(0.9, "cpu"), (0.1, "io"), (0.35, "unknown")])
 def test_the_cause_of_late_data_is_what_the_loader_workers_do(busy, cause) -> None:
-    candidate = found(window(adjusted(4, by_cpu(busy)), spend("data_wait", 0.09)))["data"]
+    candidate = found(window(Training(adjust=by_cpu(busy)), spend("data_wait", 0.09)))["data"]
     assert candidate.cause == cause
     assert candidate.evidence["workers_computing"] == pytest.approx(busy)
 
@@ -100,9 +89,9 @@ def in_turn(phase: str, seconds: float = 0.1) -> Callable[[int, int, Work], None
 
 
 def test_data_that_is_late_on_ranks_in_turn_is_a_data_loss_if_all_loaders_are_busy() -> None:
-    busy = adjusted(4, lambda one: counting(one, loader_working=0.97 * one.at, loader_idle=0.03 * one.at))
+    busy = Training(adjust=lambda one: counting(one, loader_working=0.97 * one.at, loader_idle=0.03 * one.at))
     assert found(window(busy, in_turn("data_wait"))).keys() == {"data"}
-    idle = adjusted(4, lambda one: counting(one, loader_working=0.3 * one.at, loader_idle=0.7 * one.at))
+    idle = Training(adjust=lambda one: counting(one, loader_working=0.3 * one.at, loader_idle=0.7 * one.at))
     assert found(window(idle, in_turn("data_wait"))).keys() == {"rotating_straggler"}
 
 
@@ -115,7 +104,7 @@ def test_late_data_in_turn_that_is_too_little_on_each_rank_is_a_rotating_straggl
 
 
 def test_late_data_of_a_straggler_is_not_a_data_loss_while_all_loaders_are_busy() -> None:
-    busy = adjusted(4, lambda one: counting(one, loader_working=0.83 * one.at, loader_idle=0.17 * one.at))
+    busy = Training(adjust=lambda one: counting(one, loader_working=0.83 * one.at, loader_idle=0.17 * one.at))
     one = window(busy, spend("data_wait", 0.1, 1))
     assert straggler.explain(one, 1)
     assert not found(one)
@@ -143,7 +132,7 @@ def test_a_reduced_link_is_the_cause_with_its_rank() -> None:
     def reduced(one: RankReading) -> RankReading:
         return replace(one, gpu=GpuReading(str(one.rank), 0.6, 1, 0.0, is_link_reduced=one.rank == 2))
 
-    candidate = found(window(adjusted(4, reduced, transfer=0.2)))["network"]
+    candidate = found(window(Training(adjust=reduced, transfer=0.2)))["network"]
     assert (candidate.cause, candidate.place.rank, candidate.place.gpu) == ("link", 2, "2")
 
 
@@ -151,7 +140,7 @@ def test_a_faulty_port_is_the_cause_with_its_node() -> None:
     def faulty(one: RankReading) -> RankReading:
         return replace(one, node="node-a", port_fault=PortFault("mlx5_3", "rate", 0.5))
 
-    candidate = found(window(adjusted(4, faulty, transfer=0.2)))["network"]
+    candidate = found(window(Training(adjust=faulty, transfer=0.2)))["network"]
     assert candidate.cause == "link"
     assert candidate.place == Place(node="node-a", port="mlx5_3")
     assert candidate.evidence["port_rate"] == 0.5
@@ -169,17 +158,17 @@ def test_a_group_that_waits_longer_than_its_peers_has_a_slow_link(
         waits = {pair: sum(one.counters.phases.values()) * (0.3 + excess * (pair == "2-3"))}
         return counting(one, collectives=replace(one.counters.collectives, group_waits=waits))
 
-    candidates = found(window(adjusted(4, paired, transfer=transfer)))
+    candidates = found(window(Training(adjust=paired, transfer=transfer)))
     assert [one.cause for one in candidates.values()] == causes
     assert all(one.place == Place(group="2-3") for one in candidates.values() if one.cause == "link")
 
 
 def test_transfer_of_ranks_whose_steps_are_not_compared_has_an_unknown_cause() -> None:
-    training = adjusted(4, lambda one: counting(one, aligned=Counters().aligned), transfer=0.2)
+    training = Training(adjust=lambda one: counting(one, aligned=Counters().aligned), transfer=0.2)
     assert found(window(training))["network"].cause == "unknown"
 
 
-def many(calls: float, size: float, seconds: float = 0.2) -> LOADER:
+def many(calls: float, size: float, seconds: float = 0.2) -> Adjust:
     """Return ranks with this number of collectives per step."""
 
     def change(one: RankReading) -> RankReading:
@@ -194,7 +183,7 @@ def many(calls: float, size: float, seconds: float = 0.2) -> LOADER:
 
 @pytest.mark.parametrize("clock", ["host", "device"])
 def test_many_small_collectives_are_not_counted_as_network(clock) -> None:
-    candidates = found(window(adjusted(4, many(20, 8.0), transfer=0.2, clock=clock)))
+    candidates = found(window(Training(adjust=many(20, 8.0), transfer=0.2, clock=clock)))
     assert candidates.keys() == {"small_collectives"}
     assert candidates["small_collectives"].evidence["collectives_per_step"] == pytest.approx(20.0)
     assert candidates["small_collectives"].ratio == pytest.approx(0.5, abs=0.05)
@@ -202,7 +191,7 @@ def test_many_small_collectives_are_not_counted_as_network(clock) -> None:
 
 @pytest.mark.parametrize(("calls", "size"), [(2, 8.0), (20, 1e6)], ids=["few", "large"])
 def test_few_or_large_collectives_are_counted_as_network(calls, size) -> None:
-    assert found(window(adjusted(4, many(calls, size), transfer=0.2))).keys() == {"network"}
+    assert found(window(Training(adjust=many(calls, size), transfer=0.2))).keys() == {"network"}
 
 
 def test_small_collectives_on_the_device_are_not_the_cause_if_many_bytes_are_moved() -> None:
@@ -213,7 +202,7 @@ def test_small_collectives_on_the_device_are_not_the_cause_if_many_bytes_are_mov
             counted, collectives=replace(counted.counters.collectives, bytes={"ddp_all_reduce": 1e10 * steps})
         )
 
-    assert found(window(adjusted(4, moving, transfer=0.2, clock="device"))).keys() == {"network"}
+    assert found(window(Training(adjust=moving, transfer=0.2, clock="device"))).keys() == {"network"}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -231,7 +220,7 @@ def test_ranks_that_are_late_in_turn_in_another_phase_have_it_as_the_cause(phase
 
 
 def test_garbage_collection_in_turn_is_the_cause_of_late_ranks() -> None:
-    collecting = adjusted(4, lambda one: counting(one, gc_seconds=0.08 * one.at))
+    collecting = Training(adjust=lambda one: counting(one, gc_seconds=0.08 * one.at))
     assert found(window(collecting, in_turn("backward")))["rotating_straggler"].cause == "gc"
 
 
@@ -262,7 +251,7 @@ def test_copies_are_a_loss_if_every_rank_waits_for_them(ranks) -> None:
         assert "copies" not in found(window(Training(ranks), spend("h2d_copy", 0.3, 1)))
 
 
-def dry(seconds: Mapping[str, float], waits: float, host_wait: float) -> LOADER:
+def dry(seconds: Mapping[str, float], waits: float, host_wait: float) -> Adjust:
     """Return ranks whose devices are dry for these seconds in each step, by phase."""
 
     def change(one: RankReading) -> RankReading:
@@ -276,21 +265,21 @@ def dry(seconds: Mapping[str, float], waits: float, host_wait: float) -> LOADER:
 
 
 def test_time_of_gpus_that_wait_for_launches_is_lost() -> None:
-    launching = adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.0, 0.0), clock="device")
+    launching = Training(adjust=dry({"forward": 0.03, "backward": 0.03}, 0.0, 0.0), clock="device")
     candidates = found(window(launching))
     assert candidates.keys() == {"launch"}
     assert candidates["launch"].ratio == pytest.approx(0.06 / 0.21, abs=0.03)
 
 
 def test_time_of_gpus_that_wait_after_a_read_in_every_step_is_lost_to_reads() -> None:
-    reading = adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 1.0, 0.1), clock="device")
+    reading = Training(adjust=dry({"forward": 0.03, "backward": 0.03}, 1.0, 0.1), clock="device")
     candidates = found(window(reading))
     assert candidates.keys() == {"device_reads"}
     assert candidates["device_reads"].evidence["device_waits_per_step"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_occasional_device_reads_are_not_a_loss() -> None:
-    assert not found(window(adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.02, 0.1), clock="device")))
+    assert not found(window(Training(adjust=dry({"forward": 0.03, "backward": 0.03}, 0.02, 0.1), clock="device")))
 
 
 @pytest.mark.parametrize("missing", [0.0, 1.0])
@@ -304,28 +293,28 @@ def test_a_missing_wait_at_the_edge_of_a_window_makes_no_difference(missing, sec
         waits = changed.counters.device_waits - (missing if one.at > 10.0 else 0.0)
         return counting(changed, device_waits=waits)
 
-    one = window(adjusted(4, late, clock="device"), seconds=seconds)
+    one = window(Training(adjust=late, clock="device"), seconds=seconds)
     assert one.lost["device_read"] > 0.0
 
 
 def test_launches_are_unknown_on_the_host_clock() -> None:
-    assert not found(window(adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.0, 0.0))))
+    assert not found(window(Training(adjust=dry({"forward": 0.03, "backward": 0.03}, 0.0, 0.0))))
 
 
 def test_throttling_of_all_gpus_is_a_loss_of_the_missing_clock() -> None:
     def throttled(one: RankReading) -> RankReading:
         return counting(one, gpu=GpuCounters(one.at, {"power": one.at}, 0.7 * one.at))
 
-    candidate = found(window(adjusted(4, throttled)))["throttling"]
+    candidate = found(window(Training(adjust=throttled)))["throttling"]
     assert candidate.ratio == pytest.approx(0.3 * 0.93, abs=0.02)
     assert candidate.evidence["clock"] == pytest.approx(0.7)
 
 
 def test_a_low_clock_without_throttling_is_not_a_loss() -> None:
-    idle = adjusted(4, lambda one: counting(one, gpu=GpuCounters(one.at, {"power": 0.0}, 0.5 * one.at)))
+    idle = Training(adjust=lambda one: counting(one, gpu=GpuCounters(one.at, {"power": 0.0}, 0.5 * one.at)))
     assert not found(window(idle))
 
 
 def test_without_known_clocks_no_time_is_lost_to_throttling() -> None:
-    unknown = adjusted(4, lambda one: counting(one, gpu=GpuCounters(one.at, {"power": one.at}, None)))
+    unknown = Training(adjust=lambda one: counting(one, gpu=GpuCounters(one.at, {"power": one.at}, None)))
     assert not found(window(unknown))

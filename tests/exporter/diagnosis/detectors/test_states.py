@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from testing.readings import Change, Training, Trial, counting, spend, window
+from testing.readings import Adjust, Change, Training, Trial, counting, spend, window
 
 from rankscope_exporter.diagnosis.detectors import STATES
 from rankscope_exporter.diagnosis.detectors.state import Past
@@ -14,13 +14,11 @@ from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading, RankReading
 
 HOUR = 3600.0
-Adjust = Callable[[RankReading], RankReading]
 
 
 def found(*changes: Change, adjust: Adjust = lambda one: one, past: Past | None = None) -> dict[str, Candidate]:
     """Return the candidates for two ranks over 20 s, by kind."""
-    training = Training(2)
-    training.adjust = adjust
+    training = Training(2, adjust=adjust)
     one = window(training, *changes)
     return {candidate.kind: candidate for detector in STATES for candidate in detector.detect(one, past or Past(1.0))}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from testing.readings import Training, Work, counting, hang, spend, window
+from testing.readings import Adjust, Training, Work, counting, drift, hang, spend, window
 
 from rankscope_exporter.diagnosis.detectors import rotating, straggler
 from rankscope_exporter.diagnosis.detectors.loss import Window
@@ -56,9 +55,6 @@ def test_a_rank_that_waits_for_its_data_most_of_the_time_is_the_straggler_of_two
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_healthy_ranks_have_no_straggler(ranks) -> None:
-    def drift(step: int, rank: int, work: Work) -> None:
-        work["backward"] *= 1.0 + 0.02 * ((step + rank) % 3 - 1)
-
     assert not found(window(Training(ranks), drift))
 
 
@@ -97,8 +93,7 @@ def test_a_phase_that_the_script_defines_is_a_cause() -> None:
         phases["tokenize"] = phases.pop("other", 0.0)
         return counting(reading, phases=phases, aligned=replace(aligned, phases={**aligned.phases, "other": 0.0}))
 
-    training = Training(4)
-    training.adjust = renamed
+    training = Training(adjust=renamed)
     assert cause(training, "other") == "tokenize"
 
 
@@ -111,11 +106,9 @@ def test_a_lag_that_no_phase_explains_has_an_unknown_cause() -> None:
     assert candidate.cause == "unknown"
 
 
-def adjusted(rank: int, change: Callable[[RankReading], RankReading]) -> Training:
+def adjusted(rank: int, change: Adjust) -> Training:
     """Return a training in which the readings of one rank are changed."""
-    training = Training(4)
-    training.adjust = lambda reading: change(reading) if reading.rank == rank else reading
-    return training
+    return Training(adjust=lambda reading: change(reading) if reading.rank == rank else reading)
 
 
 def throttled(reading: RankReading) -> RankReading:
@@ -157,10 +150,8 @@ def test_a_problem_of_another_rank_is_not_the_reason(change) -> None:
 
 
 def test_cpu_contention_is_the_cause_if_the_other_ranks_have_none() -> None:
-    all_ranks = Training(4)
-    all_ranks.adjust = contended
-    one = Training(4)
-    one.adjust = lambda reading: contended(reading) if reading.rank == 1 else counting(reading, process=QUIET)
+    all_ranks = Training(adjust=contended)
+    one = Training(adjust=lambda reading: contended(reading) if reading.rank == 1 else counting(reading, process=QUIET))
     assert cause(one) == "cpu_contention"
     assert cause(all_ranks) == "backward"
 
@@ -169,8 +160,7 @@ QUIET = ProcessCounters(run_queue=0.0)
 
 
 def test_a_gpu_that_is_throttled_like_its_peers_is_not_the_reason() -> None:
-    training = Training(4)
-    training.adjust = throttled
+    training = Training(adjust=throttled)
     assert cause(training) == "backward"
 
 
@@ -179,14 +169,12 @@ def test_a_gpu_that_is_throttled_to_a_lower_clock_than_its_peers_is_the_reason()
         ratio = 0.6 if reading.rank == 1 else 0.9
         return counting(reading, gpu=GpuCounters(reading.at, {"power": reading.at}, ratio * reading.at))
 
-    training = Training(4)
-    training.adjust = lower
+    training = Training(adjust=lower)
     assert cause(training) == "throttled"
 
 
 def test_ranks_that_share_a_gpu_are_not_foreign_processes() -> None:
-    training = Training(2)
-    training.adjust = lambda reading: replace(reading, uuid="GPU-0", gpu=GpuReading("0", 0.6, 2, 0.0))
+    training = Training(2, adjust=lambda reading: replace(reading, uuid="GPU-0", gpu=GpuReading("0", 0.6, 2, 0.0)))
     assert cause(training) == "backward"
 
 
@@ -206,7 +194,7 @@ def test_rank_0_whose_gpu_is_busier_and_fuller_aggregates_without_a_foreign_proc
     assert cause(adjusted(0, lambda reading: foreign(full(reading))), rank=0) == "foreign_process"
 
 
-def exchanging(*ratios: float) -> Callable[[RankReading], RankReading]:
+def exchanging(*ratios: float) -> Adjust:
     """Return ranks that send these relative amounts in all_to_all."""
 
     def change(reading: RankReading) -> RankReading:
@@ -220,8 +208,7 @@ def exchanging(*ratios: float) -> Callable[[RankReading], RankReading]:
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_with_more_routed_tokens_has_expert_imbalance(rank) -> None:
     hot = exchanging(*(1.6 if other == rank else 1.0 for other in range(4)))
-    training = Training(4)
-    training.adjust = hot
+    training = Training(adjust=hot)
     found_now = straggler.explain(window(training, spend("backward", SLOW, rank)), rank)
     assert found_now
     assert found_now.cause == "expert_imbalance"
@@ -230,20 +217,17 @@ def test_a_rank_with_more_routed_tokens_has_expert_imbalance(rank) -> None:
 
 @pytest.mark.parametrize("ratios", [(1.0, 1.05, 1.0, 1.0), (1.6, 1.0, 1.6, 1.6), (0.0, 0.0, 0.0, 0.0)])
 def test_a_slow_rank_that_exchanges_at_most_as_much_as_its_peers_has_no_expert_imbalance(ratios) -> None:
-    training = Training(4)
-    training.adjust = exchanging(*ratios)
+    training = Training(adjust=exchanging(*ratios))
     assert cause(training) == "backward"
 
 
 def test_late_data_of_one_rank_is_not_a_straggler_if_all_loaders_are_as_slow() -> None:
-    def loading(busy: float) -> Callable[[RankReading], RankReading]:
+    def loading(busy: float) -> Adjust:
         return lambda one: counting(one, loader_working=busy * one.at, loader_idle=(1 - busy) * one.at)
 
-    training = Training(4)
-    training.adjust = loading(0.95)
+    training = Training(adjust=loading(0.95))
     assert not found(window(training, spend("data_wait", SLOW, 1)))
-    training = Training(4)
-    training.adjust = loading(0.3)
+    training = Training(adjust=loading(0.3))
     assert cause(training, "data_wait") == "data_wait"
 
 
@@ -258,9 +242,7 @@ def test_ranks_are_compared_within_their_group_only() -> None:
         group = "0-1" if reading.rank < 2 else "2-3"
         return replace(counting(reading, aligned=replace(reading.counters.aligned, seconds=0.0)), group=group)
 
-    training = Training(4)
-    training.adjust = grouped
+    training = Training(adjust=grouped)
     assert not found(window(training, spend("backward", SLOW, 2, 3)))
-    training = Training(4)
-    training.adjust = grouped
+    training = Training(adjust=grouped)
     assert found(window(training, spend("backward", SLOW, 3))).keys() == {3}
