@@ -18,7 +18,7 @@ from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks import journal, look
-from rankscope_exporter.ranks.accounts import GONE_LIMIT, Account, RankUse, account_from_json
+from rankscope_exporter.ranks.account import GONE_LIMIT, Account, RankUse, account_from_json
 
 BOOTED = 1e9
 """The unix time at which the job's clock was 0."""

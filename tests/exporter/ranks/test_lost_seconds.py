@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope_exporter.ranks.accounts import CAUSES_LIMIT, add_seconds
+from rankscope_exporter.ranks.account import CAUSES_LIMIT, add_seconds
 from rankscope_exporter.ranks.collectors.findings import CAUSES
 
 

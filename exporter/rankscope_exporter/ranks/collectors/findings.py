@@ -24,7 +24,8 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds, change_threshold
 from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.rank_gpus import RankGpu
-from rankscope_exporter.ranks.accounts import Accounts, add_seconds
+from rankscope_exporter.ranks.account import add_seconds
+from rankscope_exporter.ranks.accounts import Accounts
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses

@@ -1,0 +1,259 @@
+"""The account of one run's GPU time by cause since its ranks began, for the report at its end.
+
+The causes sum to the time of the ranks, by the counters of their records, plus the time of GPUs whose rank has ended
+while others are alive. The judge divides the time that it has seen by cause. All other time, such as the start-up
+before the record appeared or a run with ranks on other nodes, is divided by the phases of the ranks' own clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from rankscope_exporter.diagnosis import words
+from rankscope_exporter.diagnosis.findings import Finding
+from rankscope_exporter.diagnosis.judge import Verdict
+from rankscope_exporter.diagnosis.lost import by_cause
+from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.ranks.look import Look
+from rankscope_exporter.ranks.rank import Rank
+
+GONE_LIMIT = 16
+"""The most ranks of a run that are kept after their records are gone, since a run can keep using new rank numbers. A
+forgotten rank that comes back is counted twice."""
+NODES_LIMIT = 64
+CAUSES_LIMIT = 64
+"""The most causes of a run; all others are `other`, since a script can invent phases without limit."""
+
+
+def add_seconds(seconds: dict[str, float], spent: Mapping[str, float]) -> None:
+    """Add GPU seconds by cause, with at most CAUSES_LIMIT causes."""
+    for cause, more in spent.items():
+        counted = cause if cause in seconds or len(seconds) < CAUSES_LIMIT else "other"
+        seconds[counted] = seconds.get(counted, 0.0) + more
+
+
+@dataclass
+class GpuUse:
+    """The use of one GPU while ranks of the run were alive on it. None is unknown."""
+
+    node: str = ""
+    index: str = ""
+    seconds: float = 0.0
+    busy: float | None = None
+    """Seconds in which a kernel ran."""
+    joules: float | None = None
+    memory: float | None = None
+    """The peak of used memory, in bytes."""
+    memory_total: float | None = None
+    busy_counter: float | None = None
+    joules_counter: float | None = None
+
+    def update(self, seconds: float, gpu: RankGpu) -> None:
+        """Add the GPU's current values, `seconds` after the last ones."""
+        self.seconds += seconds
+        self.busy = _add_increase(self.busy, self.busy_counter, gpu.counters.busy)
+        self.joules = _add_increase(self.joules, self.joules_counter, gpu.joules)
+        self.busy_counter, self.joules_counter = gpu.counters.busy, gpu.joules
+        if gpu.memory:
+            self.memory = max(gpu.memory.used, self.memory or 0.0)
+            self.memory_total = float(gpu.memory.total)
+
+
+@dataclass
+class RankUse:
+    """The use of one rank."""
+
+    began: float
+    """The start of its current process, by the monotonic clock."""
+    divided: dict[str, float] = field(default_factory=dict)
+    """Seconds of that process by phase that are already accounted for."""
+    cpu: float = 0.0
+    """CPU seconds of that process and its loader workers."""
+    cpu_before: float = 0.0
+    """CPU seconds of its earlier processes."""
+
+
+@dataclass
+class Account:
+    """The account of one run. Times are unix seconds."""
+
+    run: str
+    owner: str
+    user: str = ""
+    slurm: dict[str, str] = field(default_factory=dict)
+    nodes: list[str] = field(default_factory=list)
+    world_size: int = 0
+    began: float = 0.0
+    """The start, which never changes: run, owner and start identify the account."""
+    at: float = 0.0
+    read_at: float = 0.0
+    """The same time as `at`, by the monotonic clock."""
+    ended: float | None = None
+    steps: float = 0.0
+    cpus: int = 0
+    """The number of CPUs that its ranks may use."""
+    memory: float = 0.0
+    """The peak resident memory of its ranks' own processes together, in bytes."""
+    causes: dict[str, float] = field(default_factory=dict)
+    """GPU seconds by cause; `none` is useful work."""
+    judged: dict[str, float] = field(default_factory=dict)
+    """GPU seconds by cause in the judge's last account, which the time after it is divided by."""
+    gpus: dict[str, GpuUse] = field(default_factory=dict)
+    """GPUs by UUID."""
+    ranks: dict[str, RankUse] = field(default_factory=dict)
+    """Ranks by number: the present ones, and the last ones whose records are gone."""
+    rank_count: int = 0
+    """The largest number of ranks that were kept at once."""
+    cpu_gone: float = 0.0
+    """CPU seconds of ranks that are no longer kept."""
+    findings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The open findings."""
+
+    def update(self, look: Look, ranks: Sequence[Rank], verdict: Verdict | None) -> list[dict[str, Any]]:
+        """Add one poll. Return the findings that have ended since the last one."""
+        readings = look.readings[self.run, self.owner]
+        living = [one for one in readings if one.ended is None]
+        elapsed = max(look.at - self.read_at, 0.0) if self.at else 0.0
+        self.at, self.read_at = look.unix, look.at
+        self._divide(readings, verdict, is_over=not living)
+        idle = {one.rank for one in readings} - {one.rank for one in living}
+        if living and idle:
+            add_seconds(self.causes, {"idle": elapsed * len(idle)})
+        self._describe(look, ranks, readings)
+        self._use(look.gpus, living, elapsed)
+        return self._find(verdict, look)
+
+    def _describe(self, look: Look, ranks: Sequence[Rank], readings: Sequence[RankReading]) -> None:
+        first = ranks[0]
+        self.user, self.slurm = first.user, dict(first.snapshot.info.get("slurm", {}))
+        self.nodes = sorted({*self.nodes, *(one.node for one in readings)})[:NODES_LIMIT]
+        self.world_size = max(one.world_size for one in readings)
+        self.steps = max(self.steps, *(one.counters.steps for one in readings))
+        offset = look.unix - look.at
+        self.began = self.began or offset + min(one.began for one in readings)
+        ends = [one.ended.at for one in readings if one.ended]
+        self.ended = offset + max(ends) if len(ends) == len(readings) else None
+
+    def _divide(self, readings: Sequence[RankReading], verdict: Verdict | None, *, is_over: bool) -> None:
+        """Divide the ranks' time since the last division by cause: by the judge's account if there is a new one."""
+        if verdict and verdict.new_gpu_seconds:
+            self.judged = {cause: part for cause, part in verdict.new_gpu_seconds.items() if cause != "idle"}
+        parts = self.judged if is_over or (verdict and verdict.new_gpu_seconds) else {}
+        total, judged = sum(parts.values()), 0.0
+        for one in readings:
+            use = self.ranks.get(str(one.rank))
+            is_new = use is None or use.began != one.began
+            if use is None or is_new:
+                before = use.cpu_before + use.cpu if use else 0.0
+                use = self.ranks[str(one.rank)] = RankUse(one.began, cpu_before=before)
+            if not (total or is_new or is_over or verdict is None):
+                continue  # wait for the judge's next account
+            phases = _phase_seconds(one)
+            spent = {name: max(now - use.divided.get(name, 0.0), 0.0) for name, now in phases.items()}
+            use.divided = phases
+            if total and not is_new:
+                judged += sum(spent.values())
+            else:
+                add_seconds(self.causes, by_cause(spent))
+        if judged:
+            add_seconds(self.causes, {cause: judged * part / total for cause, part in parts.items()})
+        self._forget_ranks({str(one.rank) for one in readings})
+
+    def _forget_ranks(self, here: set[str]) -> None:
+        gone = [number for number in self.ranks if number not in here]
+        for number in gone[: max(len(gone) - GONE_LIMIT, 0)]:
+            use = self.ranks.pop(number)
+            self.cpu_gone += use.cpu + use.cpu_before
+        self.rank_count = max(self.rank_count, len(self.ranks))
+
+    def _use(self, gpus: Mapping[str, RankGpu], living: Iterable[RankReading], elapsed: float) -> None:
+        for uuid, node in {one.uuid: one.node for one in living}.items():
+            if gpu := gpus.get(uuid):
+                is_known = uuid in self.gpus
+                use = self.gpus.setdefault(uuid, GpuUse(node, gpu.reading.index))
+                use.update(elapsed if is_known else 0.0, gpu)
+        for one in living:
+            used = (one.counters.process.cpu or 0.0) + (one.counters.process.workers_cpu or 0.0)
+            rank = self.ranks[str(one.rank)]
+            rank.cpu = max(rank.cpu, used)
+
+    def _find(self, verdict: Verdict | None, look: Look) -> list[dict[str, Any]]:
+        found = {}
+        for finding in verdict.findings if verdict else ():
+            key = f"{finding.kind} {finding.candidate.place.rank}"
+            found[key] = self._entry(finding, look)
+            found[key]["ratio"] = max(finding.candidate.ratio, self.findings.get(key, found[key])["ratio"])
+        ended = [{**entry, "end": self.at} for key, entry in self.findings.items() if key not in found]
+        self.findings = found
+        return ended
+
+    def _entry(self, finding: Finding, look: Look) -> dict[str, Any]:
+        candidate = finding.candidate
+        return {
+            "run": self.run,
+            "owner": self.owner,
+            "begin": look.unix - look.at + finding.since,
+            "kind": candidate.kind,
+            "cause": candidate.cause,
+            "severity": finding.severity,
+            "rank": candidate.place.rank,
+            "node": candidate.place.node,
+            "gpu": candidate.place.gpu,
+            "ratio": candidate.ratio,
+            "sentence": words.sentence((self.run, self.owner), candidate),
+            "advice": words.advice(candidate),
+        }
+
+
+def account_from_json(state: Mapping[str, Any]) -> Account:
+    """Return an account from its `asdict`. Raise one of history.UNREADABLE if it is damaged."""
+    account = Account(str(state["run"]), str(state["owner"]), str(state["user"]), {**state["slurm"]})
+    account.nodes, account.world_size = [*map(str, state["nodes"])], int(state["world_size"])
+    account.cpus, account.rank_count = int(state["cpus"]), int(state["rank_count"])
+    account.began, account.at, account.read_at, account.steps, account.memory = (
+        _number(state[name]) or 0.0 for name in ("began", "at", "read_at", "steps", "memory")
+    )
+    account.ended, account.cpu_gone = _number(state["ended"]), _number(state["cpu_gone"]) or 0.0
+    account.causes, account.judged = _numbers(state["causes"]), _numbers(state["judged"])
+    for uuid, use in state["gpus"].items():
+        numbers = {name: _number(value) for name, value in use.items() if name not in ("node", "index")}
+        seconds = numbers.pop("seconds") or 0.0
+        account.gpus[uuid] = GpuUse(str(use["node"]), str(use["index"]), seconds, **numbers)
+    for rank, use in state["ranks"].items():
+        account.ranks[rank] = RankUse(
+            float(use["began"]), _numbers(use["divided"]), float(use["cpu"]), float(use["cpu_before"])
+        )
+    account.findings = {key: {**entry, "ratio": float(entry["ratio"])} for key, entry in state["findings"].items()}
+    return account
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): _number(value) or 0.0 for name, value in values.items()}
+
+
+def _number(value: Any) -> float | None:
+    number = None if value is None else float(value)
+    if number is not None and not isfinite(number):
+        raise ValueError(f"{value!r} is not a finite number")
+    return number
+
+
+def _phase_seconds(one: RankReading) -> dict[str, float]:
+    """Return a rank's seconds by phase. If it has ended, its open phase lasted until then."""
+    phases = dict(one.counters.phases)
+    if one.ended:
+        phases[one.phase] = phases.get(one.phase, 0.0) + max(one.ended.at - one.began - sum(phases.values()), 0.0)
+    return phases
+
+
+def _add_increase(total: float | None, before: float | None, now: float | None) -> float | None:
+    """Return a total plus the increase of a counter. A counter that has decreased was reset."""
+    if now is None:
+        return total
+    if before is None:
+        return total or 0.0
+    return (total or 0.0) + (now - before if now >= before else now)
