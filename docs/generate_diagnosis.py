@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -117,9 +118,9 @@ def _pairs() -> list[KindAndCause]:
     return [*EXPLAINED_BY_CAUSE, *EXPLAINED_BY_CAUSE.values()]
 
 
-def table(columns: tuple[str, ...], rows: object) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]  # type: ignore[misc]  # rows are sequences
+    lines = [columns, ["---"] * len(columns), *rows]
     texts = [[f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in texts)
 

@@ -107,7 +107,7 @@ def train(options: argparse.Namespace) -> None:
         for batch, targets in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(batch), targets)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+            loss.backward()
             optimizer.step()
             step += 1
             if rank == 0 and options.extra_work is not None and options.extra_work.exists():

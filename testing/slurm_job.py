@@ -11,9 +11,9 @@ from pathlib import Path
 
 BEGAN = time.time()
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+import torch  # noqa: E402 - the time of the imports is measured
+import torch.distributed as dist  # noqa: E402 - as above
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402 - as above
 
 IMPORTED = time.time()
 STEP, DELAY = 0.02, 0.03  # seconds

@@ -67,7 +67,9 @@ class WebhookReceiver:
             self.notifications.append(notification)
             self._on_notification(notification)
 
-    def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - `self` is the handler's
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        receiver = self
+
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 receiver._receive(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))

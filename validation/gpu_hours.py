@@ -48,7 +48,7 @@ class Exporter(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server names it so
+    def log_message(self, *_: object) -> None:
         """Log no requests."""
 
 

@@ -73,7 +73,7 @@ class MonitoredArena(Arena):
 
     def _stack(self, directory: Path, name: str) -> Stack:
         directory.mkdir()
-        return Stack(directory, [], speed=SPEEDS[name], targets=[self.exporter.address])  # type: ignore[arg-type]  # as a module
+        return Stack(directory, [], speed=SPEEDS[name], targets=[self.exporter.address])
 
     def _start(self, started: ExitStack) -> None:
         self.exporter.start()

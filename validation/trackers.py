@@ -164,7 +164,7 @@ def mlflow_server(directory: Path, hangs: bool) -> Iterator[str]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # the job hangs up
+        server.handle_error = lambda *_: None
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
         ended.set()

@@ -55,7 +55,7 @@ class Alone:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute and average the gradients."""
-        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        loss.backward()
 
     def update(self) -> None:
         """Run the optimizer's step, then sleep for the time of a larger model."""
@@ -97,7 +97,7 @@ class ByHand(Alone):
     ranks = 1
 
     def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        loss.backward()
         for parameter in self.model.parameters():
             dist.all_reduce(parameter.grad)
 

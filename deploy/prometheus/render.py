@@ -43,14 +43,15 @@ try:
 except ModuleNotFoundError:
     sys.exit("render.py: needs PyYAML: pip install PyYAML")
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "trainer_hooks")]  # Rankscope may not be installed
+# Rankscope may not be installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "trainer_hooks"))
 
-from deploy.prometheus import alert_texts, packaged_texts  # noqa: E402
-from deploy.prometheus.shipped import HERE  # noqa: E402
-from deploy.prometheus.thresholds import FORMS, SPEEDS, RenderError, Speed, Thresholds, duration, value_of  # noqa: E402
+from deploy.prometheus import alert_texts, packaged_texts
+from deploy.prometheus.shipped import HERE
+from deploy.prometheus.thresholds import FORMS, SPEEDS, RenderError, Speed, Thresholds, duration, value_of
 
-from rankscope.record.phases import COMPUTING, PLANNED  # noqa: E402
+from rankscope.record.phases import COMPUTING, PLANNED
 
 RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks"
 PLACEHOLDER = re.compile(r"<<\s*(?P<name>\w+)\s*(?:\|\s*(?P<form>\w+)\s*)?>>")
@@ -128,7 +129,7 @@ def _repeated(source: str, tiers: int) -> Iterator[tuple[int, str, int]]:
 
 
 def _render_line(line: str, values: Values, alert: str, where: str) -> str:
-    indent = re.match(" *", line)[0]  # type: ignore[index]  # matches everything
+    indent = " " * (len(line) - len(line.lstrip(" ")))
 
     def value(match: re.Match[str]) -> str:
         name, form = match["name"], match["form"]

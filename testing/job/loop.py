@@ -91,7 +91,7 @@ class TrainingLoop:
         loss = loss_of(self.model(batch["input_ids"]))
         if behavior.overflows:
             loss = loss * float("inf")
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's
+        self.scaler.scale(loss).backward()
         return loss.detach()
 
     def _communicate(self, behavior: Behavior) -> None:

@@ -92,7 +92,7 @@ def lightning(run: Run) -> Parameters:
 class Mappings(Samples):
     """Samples in the format of the Hugging Face Trainer."""
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         inputs, targets = super().__getitem__(index)
         return {"inputs": inputs, "labels": targets}
 

@@ -26,7 +26,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 def service() -> configparser.SectionProxy:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.optionxform = str
     unit.read_string(UNIT.read_text())
     return unit["Service"]
 

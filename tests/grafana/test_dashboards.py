@@ -317,7 +317,7 @@ def test_every_variable_is_queried_from_prometheus(model: dict[str, Any]) -> Non
     variables.pop("compare", None)
     for name, variable in variables.items():
         query = variable["query"]["query"]
-        metric, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", query).groups()  # type: ignore[union-attr]  # a mismatch is a failure
+        metric, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", query).groups()
         assert label == name
         assert label in documented_labels()[metric] | {"job", "instance"}
         assert variable["datasource"]["uid"] == "${datasource}"
@@ -325,12 +325,12 @@ def test_every_variable_is_queried_from_prometheus(model: dict[str, Any]) -> Non
 
 def test_no_run_is_compared_with_by_default() -> None:
     (compare,) = (variable for variable in MODELS["run"]["templating"]["list"] if variable["name"] == "compare")
-    query = re.fullmatch(r"query_result\((.*)\)", compare["query"]["query"]).group(1)  # type: ignore[union-attr]  # a mismatch is a failure
+    query = re.fullmatch(r"query_result\((.*)\)", compare["query"]["query"]).group(1)
     promql_parser.parse(query.replace("$run", "a-run").replace("$__range", "1h"))
     assert f'"{compare["current"]["value"]}"' in query
     pattern = re.compile(compare["regex"].strip("/"))
     # Grafana's format of a series from query_result, to which it applies the pattern.
-    assert pattern.search('{run="a run, with {signs}"} 1 1761000000000').group(1) == "a run, with {signs}"  # type: ignore[union-attr]  # as above
+    assert pattern.search('{run="a run, with {signs}"} 1 1761000000000').group(1) == "a run, with {signs}"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ Relabel = Callable[[str, Words], Iterator[tuple[str, Words]]]
 
 def a_run(name: str, ranks: int = 8, **others: object) -> Plan:
     run = Plan(name, 1, ranks, 1.0, "host", 3000.0, np.ones(ranks), imbalance=0.02, transfer=0.15)
-    return Plan(**{**run.__dict__, "skewed": np.zeros(ranks // 8), **others})  # type: ignore[arg-type]
+    return Plan(**{**run.__dict__, "skewed": np.zeros(ranks // 8), **others})
 
 
 EXPECTED = {

@@ -20,7 +20,7 @@ FAULT = {"onset": HALF_AN_HOUR, "heals": 2 * HALF_AN_HOUR, "culprit": 3}
 def a_run(name: str, ranks: int = 8, clock: str = "device", **others: object) -> Plan:
     even, together = np.ones(ranks), np.zeros(ranks // 8)
     made = Plan(name, 1, ranks, 1.0, clock, 4800.0, even, imbalance=0.02, transfer=0.15, skewed=together)
-    return replace(made, **others)  # type: ignore[arg-type]  # fields of a case
+    return replace(made, **others)
 
 
 def checkpoint(rank: int | None, seconds: float) -> tuple[SimulatedEvent, ...]:

@@ -222,7 +222,7 @@ def test_compilation_is_recognized_by_dynamos_counters(run: Run, monkeypatch: py
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters={}))
     run.steps()
     assert run.settings.known["compiled"] == "false"
-    sys.modules["torch._dynamo.utils"].counters["frames"] = {"ok": 3}  # type: ignore[attr-defined]
+    sys.modules["torch._dynamo.utils"].counters["frames"] = {"ok": 3}
     run.now += INTERVAL
     run.steps()
     assert run.settings.known["compiled"] == "true"

@@ -248,10 +248,10 @@ def test_the_first_of_several_writers_is_used_until_it_is_closed_or_freed(found:
 
     assert written() == written() == {"tensorboard": "a"}
     first.close()
-    first = None  # type: ignore[assignment]
+    first = None
     found.look()
     assert written() == {"tensorboard": "b"}
-    second = None  # type: ignore[assignment]
+    second = None
     found.look()
     assert written() == {"tensorboard": "c"}
     assert found.changes == 3
@@ -284,7 +284,7 @@ def test_a_url_that_is_not_a_valid_link_is_omitted(found: Fixture, load: Load, u
 def test_a_tracker_that_raises_does_not_affect_another_and_is_read_again(found: Fixture, load: Load) -> None:
     class Broken(WandbRun):
         @property
-        def id(self) -> str:  # type: ignore[override]
+        def id(self) -> str:
             raise RuntimeError
 
     module = load("wandb", run=Broken())

@@ -22,7 +22,7 @@ from rankscope_exporter.ranks import step_alignment
 
 def a_run(**others: object) -> Plan:
     made = Plan("run", 1, 8, 1.0, "host", seconds=2400.0)
-    return replace(made, **others)  # type: ignore[arg-type]  # any field
+    return replace(made, **others)
 
 
 def test_a_day_depends_only_on_its_number() -> None:

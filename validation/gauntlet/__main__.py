@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from testing import report
 from testing.job.device import ASYNCHRONOUS, DEVICES, GLOO
@@ -118,12 +119,12 @@ def page(ledger: Ledger, device: str) -> report.Report:
     )
 
 
-def _result(line: dict[str, object]) -> str:
-    fired = [f"{v['labels']['alertname']} {v['seconds']} s" if v["fired"] else "MISSED" for v in line["verdicts"]]  # type: ignore[attr-defined]  # JSON
-    wrong = [word for word in ("place", "cause") for v in line["verdicts"] if v["fired"] and not v[f"{word}_right"]]  # type: ignore[attr-defined]  # JSON
-    false = [labels["alertname"] for labels in line["false_alarms"]]  # type: ignore[attr-defined]  # JSON
-    wrong += [f"answer {one['query']} of {one['alert']}'s runbook" for one in line["runbook"] if not one["right"]]  # type: ignore[attr-defined]  # JSON
-    wrong += [f"evaluation of {name}: {error}" for name, error in line["rule_errors"].items()]  # type: ignore[attr-defined]  # JSON
+def _result(line: dict[str, Any]) -> str:
+    fired = [f"{v['labels']['alertname']} {v['seconds']} s" if v["fired"] else "MISSED" for v in line["verdicts"]]
+    wrong = [word for word in ("place", "cause") for v in line["verdicts"] if v["fired"] and not v[f"{word}_right"]]
+    false = [labels["alertname"] for labels in line["false_alarms"]]
+    wrong += [f"answer {one['query']} of {one['alert']}'s runbook" for one in line["runbook"] if not one["right"]]
+    wrong += [f"evaluation of {name}: {error}" for name, error in line["rule_errors"].items()]
     parts = [*fired, *(f"WRONG {word}" for word in wrong), *(f"FALSE {name}" for name in false)]
     return ", ".join(parts) or "silence"
 

@@ -102,7 +102,7 @@ class Training:
         self.model: torch.nn.Module = torch.nn.Sequential(*hidden, torch.nn.Linear(WIDTH, 10)).to(device)
         self.inputs = torch.randn(BATCH, WIDTH).to(device)
         self.targets = torch.randint(0, 10, (BATCH,)).to(device)
-        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        self.stream = torch.cuda.Stream()
         self.by_hand = way == "by_hand"
         self.late = self.waited = 0.0
         if way == "fsdp2":
@@ -127,7 +127,7 @@ class Training:
     def _step(self) -> None:
         time.sleep(self.late)
         loss = torch.nn.functional.cross_entropy(self.model(self.inputs), self.targets)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        loss.backward()
         if self.by_hand:
             self._average()
         self.optimizer.step()

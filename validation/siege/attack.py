@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from validation.siege import clients, records
@@ -26,11 +26,11 @@ SLICE = 0.1  # seconds, a share of which a burner computes
 class Attack:
     """One kind of attack, and its pause after each act: a node without any CPU time left is not the test."""
 
-    act: Callable[[Target, Seen], Iterator[None]]
+    act: Callable[[Target, Seen], Generator[None]]
     pause: float  # seconds
 
 
-def burn(target: Target, seen: Seen) -> Iterator[None]:
+def burn(target: Target, seen: Seen) -> Generator[None]:
     """Run the control: use a share of a CPU, and attack nothing."""
     while True:
         until = time.process_time() + target.share * SLICE
@@ -81,7 +81,7 @@ def main() -> None:
             break
         time.sleep(attack.pause or (1 - target.share) * SLICE)
     report = {"cpu": time.process_time() - used, "seconds": time.monotonic() - began, "seen": seen}
-    acts.close()  # type: ignore[attr-defined]  # runs the generator's cleanup
+    acts.close()  # runs the generator's cleanup
     print(json.dumps(report), flush=True)
 
 

@@ -8,7 +8,7 @@ import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from itertools import count, cycle
 from types import TracebackType
@@ -127,7 +127,7 @@ def connect(target: Target, receive_buffer: int = 0) -> socket.socket:
         raise
 
 
-def silent(target: Target, seen: Seen) -> Iterator[None]:
+def silent(target: Target, seen: Seen) -> Generator[None]:
     """Open hundreds of connections that send nothing, to use up the exporter's descriptors."""
     with HeldConnections(target, seen, MANY) as held:
         while True:
@@ -135,7 +135,7 @@ def silent(target: Target, seen: Seen) -> Iterator[None]:
             yield
 
 
-def unfinished(target: Target, seen: Seen) -> Iterator[None]:
+def unfinished(target: Target, seen: Seen) -> Generator[None]:
     """Send requests without an end, a byte at a time."""
     with HeldConnections(target, seen, MANY // 2) as held:
         while True:
@@ -144,7 +144,7 @@ def unfinished(target: Target, seen: Seen) -> Iterator[None]:
             yield
 
 
-def unread(target: Target, seen: Seen) -> Iterator[None]:
+def unread(target: Target, seen: Seen) -> Generator[None]:
     """Request pages, eight times on each connection, and do not read them; the password is right."""
     with HeldConnections(target, seen, MANY // 4, receive_buffer=4096) as held:
         while True:
@@ -152,7 +152,7 @@ def unread(target: Target, seen: Seen) -> Iterator[None]:
             yield
 
 
-def endless(target: Target, seen: Seen) -> Iterator[None]:
+def endless(target: Target, seen: Seen) -> Generator[None]:
     """Send requests without an end, as fast as they are read."""
     for start, part in cycle(ENDLESS_REQUESTS):
         sent = 0
@@ -167,7 +167,7 @@ def endless(target: Target, seen: Seen) -> Iterator[None]:
         yield
 
 
-def churn(target: Target, seen: Seen) -> Iterator[None]:
+def churn(target: Target, seen: Seen) -> Generator[None]:
     """Open connections as fast as possible, with large, half, several or no requests, and close them after a while."""
     held: deque[socket.socket] = deque()
     try:
@@ -184,7 +184,7 @@ def churn(target: Target, seen: Seen) -> Iterator[None]:
             connection.close()
 
 
-def dropped(target: Target, seen: Seen) -> Iterator[None]:
+def dropped(target: Target, seen: Seen) -> Generator[None]:
     """Open connections and reset them, most before they are accepted, with a request of 60 kB or none."""
     for number in count():
         if connection := _open_connection(target, CHURNED[number % 2 * 3]):
@@ -195,7 +195,7 @@ def dropped(target: Target, seen: Seen) -> Iterator[None]:
             yield
 
 
-def handshakes(target: Target, seen: Seen) -> Iterator[None]:
+def handshakes(target: Target, seen: Seen) -> Generator[None]:
     """Start TLS handshakes, in one piece and in two, and never finish them; finish some without a request."""
     hello = client_hello()
     held: deque[socket.socket] = deque()
@@ -245,7 +245,7 @@ def _open_connection(target: Target, first: bytes) -> socket.socket | None:
     return connection
 
 
-def guesses(target: Target, seen: Seen) -> Iterator[None]:
+def guesses(target: Target, seen: Seen) -> Generator[None]:
     """Send wrong passwords of an existing user, and of one that does not exist."""
     numbers = count()
     with HeldConnections(target, seen, GUESSES) as held:
@@ -257,7 +257,7 @@ def guesses(target: Target, seen: Seen) -> Iterator[None]:
             yield
 
 
-def odd_accepts(target: Target, seen: Seen) -> Iterator[None]:
+def odd_accepts(target: Target, seen: Seen) -> Generator[None]:
     """Request pages in every supported form, and in unsupported ones; the password is right."""
     for line in cycle(ODD_ACCEPTS):
         with suppress(OSError), connect(target) as connection:
@@ -268,7 +268,7 @@ def odd_accepts(target: Target, seen: Seen) -> Iterator[None]:
         yield
 
 
-def damaged_requests(target: Target, seen: Seen) -> Iterator[None]:
+def damaged_requests(target: Target, seen: Seen) -> Generator[None]:
     """Send requests with damaged bits, lines and lengths, and TLS to a plain port."""
     for number in count():
         with suppress(OSError), connect(target) as connection:

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
@@ -39,7 +39,7 @@ HELD = 100  # descriptors
 READ_LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
 
 
-def flooded(target: Target, seen: Seen) -> Iterator[None]:
+def flooded(target: Target, seen: Seen) -> Generator[None]:
     """Create and remove thousands of empty files."""
     present: deque[Path] = deque()
     try:
@@ -57,7 +57,7 @@ def flooded(target: Target, seen: Seen) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def crowded(target: Target, seen: Seen) -> Iterator[None]:
+def crowded(target: Target, seen: Seen) -> Generator[None]:
     """Publish hundreds of live ranks, each with its own run; ten at a time change their names."""
     living: deque[RankWriter] = deque()
     try:
@@ -73,7 +73,7 @@ def crowded(target: Target, seen: Seen) -> Iterator[None]:
             _remove(writer)
 
 
-def many_children(target: Target, seen: Seen) -> Iterator[None]:
+def many_children(target: Target, seen: Seen) -> Generator[None]:
     """Be as many ranks as one user may have, with far more children, ten of which change at a time."""
     living = [_publish(target, f"parent-{number}", run=f"parent-{number}") for number in range(RANKS_OF_A_USER)]
     children: deque[subprocess.Popen[bytes]] = deque()
@@ -92,7 +92,7 @@ def many_children(target: Target, seen: Seen) -> Iterator[None]:
             _remove(writer)
 
 
-def forged_living(target: Target, seen: Seen) -> Iterator[None]:
+def forged_living(target: Target, seen: Seen) -> Generator[None]:
     """Publish live ranks of the victim's run: its own numbers with a later start, an impossible one, one of tomorrow.
 
     They claim to wait for data, and make no progress.
@@ -113,7 +113,7 @@ def forged_living(target: Target, seen: Seen) -> Iterator[None]:
             _remove(writer)
 
 
-def forged_dead(target: Target, seen: Seen) -> Iterator[None]:
+def forged_dead(target: Target, seen: Seen) -> Generator[None]:
     """Publish ranks of the victim's run that have just crashed, or were killed."""
     dead: deque[Path] = deque()
     try:
@@ -135,7 +135,7 @@ def forged_dead(target: Target, seen: Seen) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def forged_uuids(target: Target, seen: Seen) -> Iterator[None]:
+def forged_uuids(target: Target, seen: Seen) -> Generator[None]:
     """Publish live ranks of another run on each GPU of the node, which change GPUs at each act."""
     uuids = [simulated_uuid(number) for number in range(GPUS)]
     living = [_publish(target, f"gpu-{n}", run="stolen", rank=str(n), uuid=uuid) for n, uuid in enumerate(uuids)]
@@ -151,7 +151,7 @@ def forged_uuids(target: Target, seen: Seen) -> Iterator[None]:
             _remove(writer)
 
 
-def large_groups(target: Target, seen: Seen) -> Iterator[None]:
+def large_groups(target: Target, seen: Seen) -> Generator[None]:
     """Publish live ranks that wait in as many groups as a record has, each of up to 100,000 ranks, all of them new."""
     world = {"run": "large", "world_size": str(LARGEST)}
     living = [_publish(target, f"large-{n}", None, rank=str(n), **world) for n in range(RANKS_WITH_LARGE_GROUPS)]
@@ -171,7 +171,7 @@ def large_groups(target: Target, seen: Seen) -> Iterator[None]:
             _remove(writer)
 
 
-def read_locks(target: Target, seen: Seen) -> Iterator[None]:
+def read_locks(target: Target, seen: Seen) -> Generator[None]:
     """Try to lock the victim's records for reading, by process and by open file."""
     held: deque[int] = deque()
     try:
@@ -189,7 +189,7 @@ def read_locks(target: Target, seen: Seen) -> Iterator[None]:
             os.close(descriptor)
 
 
-def broken(target: Target, seen: Seen) -> Iterator[None]:
+def broken(target: Target, seen: Seen) -> Generator[None]:
     """Write damaged and truncated records, some while they are read, and entries that are no files."""
     present: deque[Path] = deque()
     made = 0
@@ -217,7 +217,7 @@ def broken(target: Target, seen: Seen) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def closed_directory(target: Target, seen: Seen) -> Iterator[None]:
+def closed_directory(target: Target, seen: Seen) -> Generator[None]:
     """Make a run directory that can be listed but not entered, and sometimes the reverse."""
     directory = Path(target.closed_dir)
     for number in range(100):

@@ -32,7 +32,9 @@ class Proxy:
         self._server.server_close()
         self._thread.join()
 
-    def _handler(proxy) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - `self` is the handler's
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        proxy = self
+
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 time.sleep(proxy.delay)

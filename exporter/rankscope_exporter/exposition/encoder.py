@@ -47,7 +47,7 @@ class Encoder:
         registry = Collected([family])
         if not self._openmetrics:
             return generate_latest(registry)
-        body: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]  # prometheus_client has no type
+        body: bytes = generate_openmetrics(registry)
         return body.removesuffix(EOF)
 
 

@@ -17,7 +17,7 @@ def ask(job_id: str) -> Allocation | None:
     """Return the job's allocation; None without a controller, or if it no longer knows the job."""
     command = ["scontrol", "--oneliner", "--details", "show", "job", job_id]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603 - without a shell
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse(done.stdout) if done.returncode == 0 else None

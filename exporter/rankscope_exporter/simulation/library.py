@@ -214,7 +214,7 @@ SYSTEM_FUNCTIONS = {
 def install(driver: SimulatedDriver) -> Callable[[], None]:
     """Replace pynvml's library by the simulated driver and start it. Returns a function that reverts this."""
     cache = pynvml._nvmlGetFunctionPointer_cache  # noqa: SLF001  # pynvml has no public way to replace the library
-    before = pynvml.nvmlLib, dict(cache), pynvml._nvmlLib_refcount  # noqa: SLF001
+    before = pynvml.nvmlLib, dict(cache), pynvml._nvmlLib_refcount  # noqa: SLF001 - as above
     _exchange(SimulatedLibrary(driver), {}, 0)
     driver.start()
 
@@ -239,8 +239,8 @@ def _exchange(library: object, cache: dict[str, Any], connections: int) -> None:
     with pynvml.libLoadLock:
         pynvml.nvmlLib = library
         pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001  # it caches the other library's functions
-        pynvml._nvmlGetFunctionPointer_cache.update(cache)  # noqa: SLF001
-        pynvml._nvmlLib_refcount = connections  # noqa: SLF001
+        pynvml._nvmlGetFunctionPointer_cache.update(cache)  # noqa: SLF001 - as above
+        pynvml._nvmlLib_refcount = connections  # noqa: SLF001 - as above
 
 
 def _address(handle: Any) -> int:

@@ -33,7 +33,7 @@ def attack(act: Act, port: int) -> Iterator[Seen]:
     try:
         yield seen
     finally:
-        acts.close()  # type: ignore[attr-defined]  # a generator
+        acts.close()
 
 
 @pytest.fixture

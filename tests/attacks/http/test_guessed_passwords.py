@@ -24,7 +24,7 @@ def alice(password: str) -> dict[str, str]:
 
 
 def statuses(clients: Sequence[object]) -> list[int]:
-    return [status(read_all(client)) for client in clients]  # type: ignore[arg-type]
+    return [status(read_all(client)) for client in clients]
 
 
 def test_the_right_password_from_another_address_is_checked_soon(protected: Path, checked: list[bytes]) -> None:

@@ -57,7 +57,7 @@ def test_a_link_made_during_the_creation_of_the_fallback_does_not_make_its_targe
     def attacked(path: Path, *arguments: object, **options: object) -> None:
         fallback.symlink_to(target)
         give_to_attacker(fallback)
-        mkdir(path, *arguments, **options)  # type: ignore[arg-type]
+        mkdir(path, *arguments, **options)
 
     monkeypatch.setattr(writer, "SYSTEM_RUN_DIR", run_dir / "none")
     monkeypatch.setattr(writer, "SHARED_MEMORY_RUN_DIR", fallback)

@@ -41,7 +41,7 @@ def test_a_process_with_many_records_and_children_removes_no_rank_from_the_page(
 ) -> None:
     files: list[str] = []
     read = process_usage._read
-    monkeypatch.setattr(process_usage, "_read", lambda path: files.append(path) or read(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(process_usage, "_read", lambda path: files.append(path) or read(path))
     watcher = RankWatcher(RunDirectory([run_dir]), rank_collectors(parse(HELP, [], {}), lambda _at: {}))
     with (
         living(run_dir, VICTIM, "mine", before="os.fork() or os.read(0, 1)"),

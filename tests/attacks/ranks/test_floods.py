@@ -66,7 +66,7 @@ def test_a_scan_of_a_flood_reads_a_limited_number_of_names(
 
     def counting(*arguments: object, **options: object) -> object:
         stats.append(arguments)
-        return stat(*arguments, **options)  # type: ignore[arg-type, call-overload]
+        return stat(*arguments, **options)
 
     flood(run_dir, 9000)
     monkeypatch.setattr(os, "stat", counting)

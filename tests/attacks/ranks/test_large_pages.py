@@ -48,7 +48,7 @@ def forge(run_dir: Path, uid: int, count: int, **labels: Any) -> None:
 def page(directory: RunDirectory) -> tuple[int, Counter[int]]:
     """Return the page's bytes, and the number of ranks of each owner on it."""
     scan = directory.scan()
-    written = sum(len(family.text) for family in Ranks().poll(scan))  # type: ignore[attr-defined]
+    written = sum(len(family.text) for family in Ranks().poll(scan))
     return written, Counter(rank.owner for rank in scan.ranks)
 
 

@@ -25,7 +25,7 @@ class SampledGpu:
         self._readers = {collector: collector.reader() for collector in GPU_COLLECTORS}
         self._readings: dict[Any, Any] = {}
         self._gpus = RankGpus(collectors)
-        self._gpus.sampler = SimpleNamespace(readings=lambda collector: {GPU: self._readings[collector]})  # type: ignore[assignment]
+        self._gpus.sampler = SimpleNamespace(readings=lambda collector: {GPU: self._readings[collector]})
 
     def after(self, seconds: int) -> RankGpu:
         for _ in range(seconds):
@@ -90,7 +90,7 @@ def test_a_gpu_with_fewer_active_nvlinks_has_a_reduced_link(machine) -> None:
 def test_a_pcie_link_with_fewer_lanes_than_possible_is_reduced(width, is_reduced) -> None:
     link = Pcie(PcieLink(4, width), PcieLink(4, 16), None, {})
     gpus = RankGpus(HELP)
-    gpus.sampler = SimpleNamespace(readings=lambda one: {GPU: link} if one is pcie.COLLECTOR else {})  # type: ignore[assignment]
+    gpus.sampler = SimpleNamespace(readings=lambda one: {GPU: link} if one is pcie.COLLECTOR else {})
     assert gpus(0.0)[GPU.uuid].reading.is_link_reduced == is_reduced
 
 

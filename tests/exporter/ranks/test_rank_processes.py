@@ -230,7 +230,7 @@ class Living:
             monkeypatch.setattr(process_usage, name, self._counting(getattr(process_usage, name)))
 
     def _counting(self, read: Callable[[str], bytes]) -> Callable[[str], bytes]:
-        return lambda path: self.read.append(path) or read(path)  # type: ignore[func-returns-value]
+        return lambda path: self.read.append(path) or read(path)
 
     def add(self, pid: int, owner: int = 1, records: int = 1, children: Iterable[int] = (), each: str = "") -> None:
         """Add a process that holds records, its children, and each child's own children."""

@@ -117,7 +117,7 @@ def test_an_invalid_or_huge_world_size_does_not_affect_other_runs(run_dir: Path,
 def test_living_runs_come_first_and_those_with_findings_before_others(run_dir: Path) -> None:
     (run_dir / "a").mkdir()
     healthy = JudgedJob(run_dir / "a").train(2)
-    faulty = replace(healthy, run="faulty", findings=["a finding"])  # type: ignore[list-item]
+    faulty = replace(healthy, run="faulty", findings=["a finding"])
     ended = replace(faulty, run="ended", living=0)
     assert [run.run for run in ordered([ended, healthy, faulty])] == ["faulty", "r", "ended"]
 
@@ -141,7 +141,7 @@ def test_a_report_without_a_recent_poll_shows_the_ranks_and_judges_nothing(run_d
     job.train(15)
     scan = job.look.scan
     for findings, now in ((None, job.now), (job.findings, job.now + 6.0)):
-        (run,) = Reporter(lambda: scan, findings, monotonic=lambda now=now: now).report().runs  # type: ignore[misc]
+        (run,) = Reporter(lambda: scan, findings, monotonic=lambda now=now: now).report().runs
         assert (run.not_judged, len(run.ranks), run.ranks[0].phases) == (NOT_POLLED, 4, {})
 
 

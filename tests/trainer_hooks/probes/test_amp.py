@@ -33,7 +33,7 @@ class WithoutHooks(torch.optim.SGD):
     def _patch_step_function(self) -> None:
         self._zero_grad_profile_name = "zero_grad"
 
-    def step(self, closure: object = None) -> None:  # type: ignore[override]  # noqa: ARG002 - torch's, with overloads
+    def step(self, closure: object = None) -> None:  # noqa: ARG002 - torch's, with overloads
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.data -= group["lr"] * parameter.grad
@@ -50,7 +50,7 @@ def train(
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
     options = {"fused": True} if fused else {}
-    optimizer = optimizer_class(model.parameters(), lr=0.1, **options)  # type: ignore[call-arg]  # differ by class
+    optimizer = optimizer_class(model.parameters(), lr=0.1, **options)
     scaler = make("cpu", init_scale=SCALE, enabled=enabled)
     for number in range(STEPS):
         optimizer.zero_grad()

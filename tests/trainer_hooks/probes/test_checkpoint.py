@@ -116,7 +116,7 @@ def test_a_checkpoint_written_from_memory_counts_once(timeline: Timeline, tmp_pa
 
 def test_an_uploaded_checkpoint_counts_with_unknown_size(timeline: Timeline) -> None:
     upload = Upload()
-    torch.save(MODEL.state_dict(), upload)  # type: ignore[arg-type]  # torch needs only these methods
+    torch.save(MODEL.state_dict(), upload)
     assert upload.size > SIZE
     assert value(timeline, "checkpoints") == 1
     assert value(timeline, "checkpoint_bytes") == 0

@@ -33,7 +33,7 @@ def test_timed_is_an_iterator_watched_or_not(run_dir: object) -> None:
     assert next(rankscope.timed([1, 2])) == 1
     assert list(rankscope.timed(iter("ab"))) == ["a", "b"]
     with pytest.raises(TypeError, match="not iterable"):
-        rankscope.timed(3)  # type: ignore[arg-type]
+        rankscope.timed(3)
     rankscope.uninstrument()
 
 

@@ -37,7 +37,7 @@ class DataLoaderDispatcher:
 @pytest.fixture
 def dispatcher(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> type[DataLoaderDispatcher]:
     module = ModuleType("accelerate.data_loader")
-    module.DataLoaderDispatcher = DataLoaderDispatcher  # type: ignore[attr-defined]
+    module.DataLoaderDispatcher = DataLoaderDispatcher
     monkeypatch.setitem(sys.modules, "accelerate.data_loader", module)
     return DataLoaderDispatcher
 

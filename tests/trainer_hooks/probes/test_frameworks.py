@@ -47,7 +47,7 @@ METHODS = dict(vars(Trainer))
 def transformers(attached: Attachment, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Add a module of that name after the hook is installed."""
     module = ModuleType("transformers.trainer")
-    module.Trainer = Trainer  # type: ignore[attr-defined]
+    module.Trainer = Trainer
     monkeypatch.setitem(sys.modules, "transformers.trainer", module)
     return module
 

@@ -110,7 +110,7 @@ class Labeled(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = super().__torch_function__(func, types, args, kwargs or {})
-        if func in (torch.Tensor.is_cpu.__get__, torch.Tensor.device.__get__):  # type: ignore[attr-defined]
+        if func in (torch.Tensor.is_cpu.__get__, torch.Tensor.device.__get__):
             raise AssertionError("the hook read an attribute of a subclass")
         return answer if func in cls.KNOWN else torch.Tensor.as_subclass(answer, torch.Tensor)
 

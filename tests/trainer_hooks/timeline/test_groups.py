@@ -188,7 +188,7 @@ def test_excess_groups_are_not_counted_and_logged_once(groups: Groups, caplog: p
     alive = []
     for index in range(layout.MAX_GROUPS + 5):
         process_group = CountedProcessGroup()
-        process_group.called = str(index)  # type: ignore[attr-defined]  # read by the fixture's names
+        process_group.called = str(index)  # read by the fixture's names
         process_group.number = 1
         groups.count_issued(process_group)
         alive.append(process_group)
@@ -216,7 +216,7 @@ def test_names_of_scattered_ranks_are_short_and_unique(groups: Groups) -> None:
     alive = []
     for last in (901, 902):
         process_group = CountedProcessGroup()
-        process_group.called = ",".join(map(str, [*range(0, 900, 7), last]))  # type: ignore[attr-defined]  # as above
+        process_group.called = ",".join(map(str, [*range(0, 900, 7), last]))
         groups.find(process_group)
         alive.append(process_group)
     assert len(set(groups.names)) == 3

@@ -93,7 +93,7 @@ def test_optimizers_that_step_inside_the_backward_pass_replace_it_too(network: t
     for parameter in network.parameters():
         optimizer = torch.optim.SGD([parameter], lr=0.1)
         hook = optimizer.step
-        parameter.register_post_accumulate_grad_hook(lambda _, hook=hook: hook())  # type: ignore[misc]
+        parameter.register_post_accumulate_grad_hook(lambda _, hook=hook: hook())
     accumulate(network, 3)
     assert snapshot()["steps"] == STEPS + 3
 

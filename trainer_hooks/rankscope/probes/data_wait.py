@@ -66,7 +66,7 @@ class BatchCounter:
                     if self._iterator() is not iterator:
                         self._iterator, self._lengths = weakref.ref(iterator), self._lengths_of(iterator)
                     # Without automatic batching, an index that is no list (a text, a pair) is one key of the dataset.
-                    if index.__class__ is list or (iterator._auto_collation and isinstance(index, Sized)):  # noqa: SLF001
+                    if index.__class__ is list or (iterator._auto_collation and isinstance(index, Sized)):  # noqa: SLF001 - no public API
                         self._lengths.append(len(index))
                 except BaseException as error:
                     guard.disable(error)

@@ -26,7 +26,7 @@ class Cuda:
 
     def is_in_use(self) -> bool:
         """Return whether CUDA is initialized. False also in a child forked after that."""
-        return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's
+        return bool(torch.cuda.is_initialized())
 
     def is_capturing(self) -> bool:
         """Return whether the current stream is being captured into a graph."""
@@ -38,13 +38,13 @@ class Cuda:
 
     def new_event(self) -> Event:
         """Return an event with timing enabled."""
-        event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
+        event: Event = torch.cuda.Event(enable_timing=True)
         return event
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Start the clock. Does nothing in a CPU build of torch."""
-    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch's
+    if not torch.backends.cuda.is_built():
         return []
     clock = DeviceClock(timeline, guard, Cuda())
     clock.start()

@@ -42,7 +42,7 @@ def methods(timeline: Timeline) -> dict[str, tuple[Begin, bool]]:
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch them all; the tensors' methods once CUDA is in use. Does nothing in a CPU build of torch."""
-    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch's
+    if not torch.backends.cuda.is_built():
         return []
 
     def count(_call: Arguments, _result: object) -> None:

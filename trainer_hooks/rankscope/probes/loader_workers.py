@@ -56,7 +56,7 @@ class WorkerClock:
         """Measure each batch of this worker, if it was forked from the clock's owner. Called in the worker."""
         if self._owner == os.getppid():
             stopwatch = Stopwatch(self._add)
-            for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):  # noqa: SLF001
+            for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):  # noqa: SLF001 - no public API
                 replace(fetcher, "fetch", stopwatch.time)
 
     @property
@@ -147,7 +147,7 @@ class Workers:
         if module is None or self._watches_torchdata:
             return
         self._watches_torchdata = True
-        self._watch(module._StatefulMultiProcessingDataLoaderIter, sys.modules[f"{TORCHDATA}.worker"])  # noqa: SLF001
+        self._watch(module._StatefulMultiProcessingDataLoaderIter, sys.modules[f"{TORCHDATA}.worker"])  # noqa: SLF001 - no public API
         # The function has two names; pickle finds it for a spawned worker by the first.
         worker_loop = sys.modules[f"{TORCHDATA}.worker"]._worker_loop  # noqa: SLF001 - as above
         self._undo.append(replace(module, "_worker_loop", lambda _original: worker_loop))

@@ -93,7 +93,7 @@ def backend() -> str:
     name = str(dist.get_backend())
     if name not in ("undefined", "custom") and ":" not in name:
         return name
-    device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]  # torch's gap
+    device = "cuda" if torch.cuda.is_initialized() else "cpu"
     backends = dist.get_backend_config()
     by_device = dict(one.partition(":")[::2] for one in backends.split(","))
     return by_device.get(device) or backends
@@ -145,7 +145,7 @@ def gpu_uuid() -> str:
     """
     import torch
 
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
+    if torch.cuda.is_initialized():
         uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
         return f"GPU-{uuid}" if uuid and not str(uuid).startswith(("GPU-", "MIG-")) else str(uuid)
     visible = [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]

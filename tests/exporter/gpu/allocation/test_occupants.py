@@ -110,7 +110,7 @@ def test_a_process_is_looked_up_once_for_all_its_records(
 ) -> None:
     looked_up: list[int] = []
     find = ProcessTable.find
-    monkeypatch.setattr(ProcessTable, "find", lambda table, pid: looked_up.append(pid) or find(table, pid))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(ProcessTable, "find", lambda table, pid: looked_up.append(pid) or find(table, pid))
     assert is_elsewhere(Process(OTHER, "", 7, "python"))
     assert all(is_elsewhere.occupants.is_elsewhere(is_elsewhere.rank) for _ in range(128))
     assert looked_up == [PID]
