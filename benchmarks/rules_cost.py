@@ -97,9 +97,7 @@ def figures(seconds: list[float]) -> dict[str, float]:
 
 def run(ranks: int, speed: thresholds.Speed, readings: int) -> dict[str, Any]:
     """Measure at one speed. Return evaluation seconds of all rules and the costliest, and rates of samples and CPU."""
-    exporters = serve(ranks)
-    address = f"127.0.0.1:{exporters.server_address[1]}"
-    with tempfile.TemporaryDirectory() as name:
+    with serve(ranks) as address, tempfile.TemporaryDirectory() as name:
         prometheus = servers.prometheus(Path(name), configuration(address, -(-ranks // RANKS_PER_NODE), speed))
         prometheus.start()
         try:
@@ -110,7 +108,6 @@ def run(ranks: int, speed: thresholds.Speed, readings: int) -> dict[str, Any]:
             records = recorded(prometheus)
         finally:
             prometheus.stop()
-            exporters.shutdown()
     samples, cpu = "prometheus_tsdb_head_samples_appended_total", "process_cpu_seconds_total"
     rules = {name: figures([reading[name] for reading in durations]) for name in durations[-1]}
     return {

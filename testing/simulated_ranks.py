@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 
 from rankscope.record.layout import STEP_BOUNDS
 from rankscope.record.phases import ISSUING, NAMES
 from rankscope.record.sampling import next_sampled
 from rankscope_exporter.ranks.step_alignment import CAUSES, UNKNOWN
+from testing.http_server import exposition, http_server
 
 RANKS_PER_NODE = 8
 RUN = "simulated"
@@ -157,24 +158,16 @@ def gpu_series(rank: int, age: float) -> Iterator[str]:
         yield f'rankscope_gpu_xid_errors_total{{{own},xid="{xid}"}} 0'
 
 
-def serve(ranks: int) -> ThreadingHTTPServer:
-    """Start one server for all nodes: /N is the exporter of node N."""
+@contextmanager
+def serve(ranks: int) -> Iterator[str]:
+    """Serve all nodes: /N is the exporter of node N. Yields the address."""
     began = time.time() - 3600.0
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            node = int(self.path.strip("/"))
-            age = time.time() - began
-            here = range(node * RANKS_PER_NODE, min(ranks, (node + 1) * RANKS_PER_NODE))
-            lines = [line for rank in here for line in (*rank_series(rank, ranks, age), *gpu_series(rank, age))]
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(("\n".join(lines) + "\n").encode())
+    def expose(scrape: BaseHTTPRequestHandler) -> None:
+        node = int(scrape.path.strip("/"))
+        age = time.time() - began
+        here = range(node * RANKS_PER_NODE, min(ranks, (node + 1) * RANKS_PER_NODE))
+        exposition(line for rank in here for line in (*rank_series(rank, ranks, age), *gpu_series(rank, age)))(scrape)
 
-        def log_message(self, *_: object) -> None:
-            """Log no requests."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+    with http_server(expose) as port:
+        yield f"127.0.0.1:{port}"

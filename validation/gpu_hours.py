@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +24,7 @@ import yaml
 from deploy.prometheus import render
 from deploy.prometheus.thresholds import Speed
 from testing import report, servers
+from testing.http_server import exposition, http_server
 
 INTERVALS = (5, 15, 30, 60)  # seconds
 RANKS = 4
@@ -36,20 +36,6 @@ SETTLED = 8  # intervals until every window is full, before and after the pause
 HOURS, MONEY = "sum(run:rankscope_lost_gpu_hours:total)", "sum(run:rankscope_lost_money:total)"
 
 Sample = tuple[float, float]
-
-
-class Exporter(BaseHTTPRequestHandler):
-    began = 0.0
-
-    def do_GET(self) -> None:
-        body = "".join(f"{line}\n" for line in series(time.time(), self.began)).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Log no requests."""
 
 
 def series(now: float, began: float) -> Iterator[str]:
@@ -158,13 +144,13 @@ def main() -> int:
     parser = report.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     options = parser.parse_args()
-    Exporter.began = time.time() - 3600
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    port = server.server_address[1]
-    with ThreadPoolExecutor(len(INTERVALS)) as pool:
+    began = time.time() - 3600
+
+    def expose(scrape: BaseHTTPRequestHandler) -> None:
+        exposition(series(time.time(), began))(scrape)
+
+    with http_server(expose) as port, ThreadPoolExecutor(len(INTERVALS)) as pool:
         results = list(pool.map(lambda interval: measure(interval, 60 * options.minutes, port), INTERVALS))
-    server.shutdown()
     title, bound = "Lost GPU-hours, added up", "none"
     report.Report("gpu_hours", title, __doc__, bound, [table(results)], results).publish(options.save)
     return 0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 import yaml
 from deploy.prometheus import fast
 from testing import servers
+from testing.http_server import answers, http_server, sent
 from testing.waiting import eventually
 from tests.rules.alertmanager import NOWHERE
 
@@ -46,25 +46,12 @@ def slack() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Serve Slack's API. Yields its URL and the messages that it receives."""
     messages: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"ok")
+    def receive(request: BaseHTTPRequestHandler) -> None:
+        messages.append(json.loads(sent(request)))
+        answers(b"ok")(request)
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing: the tests read the messages."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/services/x", messages
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with http_server(receive) as port:
+        yield f"http://127.0.0.1:{port}/services/x", messages
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
 import promql_parser
 import pytest
-from testing import promtool
+from testing import http_server, promtool
 from validation.gauntlet.runbooks import PLACEHOLDER, RUNBOOKS, ask, queries
 
 ALERTS = sorted(path.stem for path in RUNBOOKS.glob("Rankscope*.md"))
@@ -36,24 +35,14 @@ def answers() -> Iterator[tuple[str, list[object]]]:
     """Yield the address of a Prometheus that answers each query with these samples, and the samples."""
     samples: list[object] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = parse_qs(urlsplit(self.path).query)["query"][0]
-            assert '"RUN"' not in asked
-            body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": samples}}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        asked = parse_qs(urlsplit(request.path).query)["query"][0]
+        assert '"RUN"' not in asked
+        result = {"status": "success", "data": {"resultType": "vector", "result": samples}}
+        http_server.answers(json.dumps(result).encode(), **{"Content-Type": "application/json"})(request)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", samples
-    server.shutdown()
-    server.server_close()
+    with http_server.http_server(answer) as port:
+        yield f"http://127.0.0.1:{port}", samples
 
 
 def rank(number: str) -> object:

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import urllib.error
 import urllib.request
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from testing.http_server import answers, http_server
 from validation.soak.proxy import Proxy
 
 
-class Exporter(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/metrics" else 404)
-        self.send_header("Content-Type", "text/plain")
-        self.end_headers()
-        self.wfile.write(b"up 1\n")
-
-    def log_message(self, *_):
-        pass
+def exporter(request):
+    answers(b"up 1\n", 200 if request.path == "/metrics" else 404, **{"Content-Type": "text/plain"})(request)
 
 
 @pytest.fixture
 def proxy():
-    server = HTTPServer(("127.0.0.1", 0), Exporter)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    proxy = Proxy(f"http://127.0.0.1:{server.server_port}")
-    proxy.start()
-    yield proxy
-    proxy.stop()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with http_server(exporter) as port:
+        proxy = Proxy(f"http://127.0.0.1:{port}")
+        proxy.start()
+        yield proxy
+        proxy.stop()
 
 
 def scraped(proxy, path="/metrics"):
