@@ -18,6 +18,9 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.report.runs import Reporter, RunReport, report_of_look
 from testing.simulated_job import Job, Plan, even
 
+HUNG = {0: "collective_wait", 1: "collective_wait", 2: "data_wait", 3: "collective_wait"}
+"""The phases of four ranks, of which rank 2 is stuck."""
+
 
 class JudgedJob:
     """Ranks in synchronous training on this node, and the collectors that judge them."""
@@ -54,6 +57,11 @@ class JudgedJob:
                 self.job.run(1, plan)
             self.poll(self.now)
         return self.report()
+
+    def trained(self, seconds: int, plan: Plan = even) -> JudgedJob:
+        """Train and return this job."""
+        self.train(seconds, plan)
+        return self
 
     def wait(self, seconds: int, phases: Mapping[int, str]) -> RunReport:
         """Let seconds pass without progress, with the ranks in these phases. Return the report."""

@@ -193,6 +193,11 @@ class Trial:
         self.verdicts += [self.judge.update(*moment) for moment in self.training.train(seconds, *changes)]
         return self.verdicts[-1]
 
+    def trained(self, seconds: float, *changes: Change) -> Trial:
+        """Train and return this trial."""
+        self.train(seconds, *changes)
+        return self
+
     def find(self, *changes: Change, kinds: Container[str] = KINDS) -> tuple[float, Finding | None]:
         """Train until there is a finding, for 20 min at most. Return the seconds until then, and the finding."""
         onset = self.training.now

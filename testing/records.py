@@ -11,6 +11,7 @@ from typing import Any
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
+from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.checks import LABELS
@@ -32,6 +33,12 @@ for line in sys.stdin:
     writer.write_info(json.loads(line))
     print("written", flush=True)
 """
+
+
+def record_in(run_dir: Path) -> RankSnapshot:
+    """Read the only record of a run directory."""
+    (path,) = run_dir.glob("*.rank")
+    return read_rank(path)
 
 
 def rank_info(**labels: Any) -> dict[str, Any]:

@@ -105,8 +105,10 @@ class Aligning:
         self._alignment = StepAlignment(reference_interval)
         self._latest: list[Alignment] = []
 
-    def poll(self, *, alive: bool = True) -> None:
+    def poll(self, *, alive: bool = True) -> Aligning:
+        """Read and align all ranks. Return this object."""
         self._latest = deepcopy(self._alignment.take(scan(self._run_directory, alive=alive).ranks))
+        return self
 
     def alignments(self) -> list[Alignment]:
         """Return the alignments with any aligned step."""

@@ -23,8 +23,8 @@ from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from testing import report
+from testing.records import record_in
 
-from rankscope.record.reader import read_rank
 from rankscope.record.text import is_link, without_credentials
 
 PACKAGES = ("wandb", "mlflow-skinny", "tensorboard", "lightning", "torch")
@@ -190,8 +190,7 @@ def judge(case: Case) -> list[report.Check]:
             plain = run(case, Path(without), server, with_hook=False)
         with mlflow_server(directory, case.hangs) as server:
             hooked = run(case, directory, server, with_hook=True)
-        (path,) = (directory / "run").glob("*.rank")
-        info = read_rank(path).info
+        info = record_in(directory / "run").info
         identifier, url = (info[f"tracker_{what}"].get(case.tracker, "") for what in ("ids", "urls"))
         expected = case.url.replace("{server}", server) + identifier if case.url else ""
         ends = f"exit status {hooked.returncode}, {plain.returncode} without the hook"

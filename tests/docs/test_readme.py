@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from testing.records import record_in
 from validation.gauntlet.case import GPUS_ALONE, HOST_AND_DEVICE
 from validation.gauntlet.cases import all_cases
-
-from rankscope.record.reader import read_rank
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -48,8 +47,7 @@ def test_a_loop_without_a_data_loader_names_its_time(run_dir: Path) -> None:
     # The time of the first loops is start-up, until their first step.
     script = "".join([instrument, SCRIPT, *loops, *loops])
     subprocess.run([sys.executable, "-c", script], check=True)
-    (path,) = run_dir.glob("*.rank")
-    rank = read_rank(path)
+    rank = record_in(run_dir)
     assert rank["steps"] == 2 * 5
     assert rank["samples"] == 2 * 5 * 4
     assert rank["tokens"] == 2 * 5 * 4 * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,12 @@ class Machine:
     def device(self, index: int = 0) -> Device:
         assert self.driver.connect()
         return self.driver.device(index)
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state"
 
 
 @pytest.fixture

@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from subprocess import PIPE
 
 from testing.programs import Program, python, running
-
-from rankscope.record.reader import read_rank
-from rankscope.record.snapshot import RankSnapshot
 
 # The first optimizer of a process imports torch._dynamo, which takes as much CPU time as torch itself.
 TRAIN = """
@@ -64,8 +60,3 @@ def job(code: str, *options: str, rank: str = TRAIN, setup: str = "", **variable
     interpreter, *script = python(rank + setup + READY + code)
     with running(interpreter, *options, *script, env=watched(**variables), stderr=PIPE) as program:
         yield program
-
-
-def record_in(run_dir: Path) -> RankSnapshot:
-    (path,) = run_dir.glob("*.rank")
-    return read_rank(path)

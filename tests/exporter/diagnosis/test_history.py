@@ -58,8 +58,7 @@ def test_a_run_has_a_baseline_after_ten_minutes() -> None:
 
 
 def test_a_pace_is_known_soon_after_the_first_steps_and_keeps_the_longest_pause() -> None:
-    trial = Trial()
-    trial.train(40)
+    trial = Trial().trained(40)
     assert trial.judge.history.past(40.0).longest_pause is None
     trial.train(20)
     trial.train(1, spend("other", 12.0, 0))
@@ -69,8 +68,7 @@ def test_a_pace_is_known_soon_after_the_first_steps_and_keeps_the_longest_pause(
 
 
 def test_pauses_in_planned_phases_have_their_own_pace() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     trial.train(60, spend("checkpoint", 12.0, 0, every=100), spend("evaluation", 6.0, every=130))
     past = trial.judge.history.past(trial.training.now)
     assert past.longest_pause == pytest.approx(0.5)
@@ -115,8 +113,7 @@ def test_the_highest_scale_and_the_skipped_steps_are_of_the_last_minutes() -> No
 
 def test_a_restart_of_the_exporter_keeps_the_history() -> None:
     """The restarted exporter's clock starts at another time."""
-    trial = Trial()
-    trial.train(90)
+    trial = Trial().trained(90)
     trial.train(90, spend("other", 12.0, 0, every=200), spend("checkpoint", 2.0, 0, every=100))
     known = trial.judge.history
     saved = json.loads(json.dumps(known.state(180.0)))
@@ -158,8 +155,7 @@ def test_a_value_that_is_not_a_number_is_refused(value: object, place: str) -> N
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_enters_an_evaluation_late_does_not_shorten_the_pause(ranks) -> None:
-    trial = Trial(Training(ranks))
-    trial.train(60)
+    trial = Trial(Training(ranks)).trained(60)
     trial.train(1, spend("checkpoint", 20.0, ranks - 1), spend("evaluation", 400.0))
     trial.train(500)
     assert not trial.kinds()
@@ -168,8 +164,7 @@ def test_a_rank_that_enters_an_evaluation_late_does_not_shorten_the_pause(ranks)
 
 
 def test_a_stall_that_ends_with_a_restart_is_not_a_pause_of_the_new_processes() -> None:
-    trial = Trial(Training(2))
-    trial.train(120)
+    trial = Trial(Training(2)).trained(120)
     trial.train(100, hang("backward", 1))
     trial.training.restart()
     *_, (at, ranks) = trial.training.train(20)  # the records appear with their first steps

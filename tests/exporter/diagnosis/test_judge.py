@@ -11,8 +11,7 @@ from rankscope_exporter.diagnosis.readings import AlignedCounters, RankReading
 @pytest.mark.parametrize("clock", ["host", "device"])
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_a_straggler_is_found_within_ten_seconds(ranks, clock) -> None:
-    trial = Trial(Training(ranks, clock=clock))
-    trial.train(120)
+    trial = Trial(Training(ranks, clock=clock)).trained(120)
     assert trial.find(SLOW)[0] <= 10
     (finding,) = trial.verdicts[-1].findings
     assert (finding.kind, finding.candidate.cause, finding.candidate.place.rank) == ("straggler", "backward", 1)
@@ -22,14 +21,12 @@ def test_a_straggler_is_found_within_ten_seconds(ranks, clock) -> None:
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(0.03, 30, 60), (0.019, 800, 1000)])
 def test_smaller_losses_take_longer(seconds, least, most) -> None:
-    trial = Trial(Training(2))
-    trial.train(60)
+    trial = Trial(Training(2)).trained(60)
     assert least <= trial.find(spend("backward", seconds, 1))[0] <= most
 
 
 def test_a_loss_below_the_limit_is_never_found() -> None:
-    trial = Trial(Training(2))
-    trial.train(1500, spend("backward", 0.012, 1))
+    trial = Trial(Training(2)).trained(1500, spend("backward", 0.012, 1))
     assert not trial.kinds()
 
 
@@ -38,8 +35,7 @@ def test_a_loss_below_the_limit_is_never_found() -> None:
 def test_planned_phases_do_not_delay_the_finding_of_a_straggler(phase, ranks) -> None:
     """The lag is 55% of each step, and every 50 steps there is a planned phase of three seconds."""
     planned, straggler = spend(phase, 3.0, *ranks, every=50), spend("backward", 0.25, 1)
-    trial = Trial()
-    trial.train(120, planned)
+    trial = Trial().trained(120, planned)
     assert not trial.kinds()
     assert trial.find(planned, straggler)[0] <= 12 + 3
     assert trial.opened()[0].candidate.cause == "backward"
@@ -71,15 +67,13 @@ DECOYS: dict[str, Change] = {
 @pytest.mark.parametrize("decoy", DECOYS)
 @pytest.mark.parametrize("clock", ["host", "device"])
 def test_healthy_runs_have_no_findings(clock, decoy) -> None:
-    trial = Trial(Training(4, clock=clock))
-    trial.train(300, DECOYS[decoy])
+    trial = Trial(Training(4, clock=clock)).trained(300, DECOYS[decoy])
     assert not trial.kinds()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_slow_warm_up_and_a_planned_restart_are_not_findings(ranks) -> None:
-    trial = Trial(Training(ranks, startup=90.0))
-    trial.train(100)
+    trial = Trial(Training(ranks, startup=90.0)).trained(100)
     trial.train(3, spend("backward", 4.0))
     trial.train(60)
     trial.training.restart()
@@ -88,8 +82,7 @@ def test_a_slow_warm_up_and_a_planned_restart_are_not_findings(ranks) -> None:
 
 
 def test_a_single_long_pause_is_not_a_straggler() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     trial.train(1, spend("other", 25.0, 1))
     trial.train(120)
     assert "straggler" not in trial.kinds()
@@ -109,8 +102,7 @@ def test_a_lag_that_grows_becomes_critical_once_and_stays_one_finding() -> None:
 
 
 def test_the_ratio_follows_the_loss_and_the_cause_stays_fixed() -> None:
-    trial = Trial()
-    trial.train(30, SLOW)
+    trial = Trial().trained(30, SLOW)
     assert trial.verdicts[-1].findings[0].candidate.ratio == pytest.approx(0.12 / 0.33, abs=0.03)
     trial.train(30, spend("data_wait", 0.35, 1))
     (finding,) = trial.verdicts[-1].findings
@@ -119,15 +111,13 @@ def test_the_ratio_follows_the_loss_and_the_cause_stays_fixed() -> None:
 
 
 def test_a_critical_loss_is_critical_from_the_start() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     trial.train(20, spend("backward", 0.5, 1))
     assert [finding.severity for finding in trial.opened()] == ["critical"]
 
 
 def test_a_finding_ends_some_seconds_after_its_loss() -> None:
-    trial = Trial()
-    trial.train(60, SLOW)
+    trial = Trial().trained(60, SLOW)
     trial.train(20)
     assert trial.verdicts[-1].findings, "the loss has to be gone for 20 s"
     assert not trial.train(15).findings
@@ -142,8 +132,7 @@ def test_a_loss_that_returns_soon_is_one_finding() -> None:
 
 
 def test_a_loss_at_the_limit_does_not_flap() -> None:
-    trial = Trial(Training(2))
-    trial.train(100, spend("backward", 0.03, 1))
+    trial = Trial(Training(2)).trained(100, spend("backward", 0.03, 1))
     for _ in range(20):
         trial.train(20, spend("backward", 0.014, 1))
         trial.train(20, spend("backward", 0.02, 1))
@@ -151,8 +140,7 @@ def test_a_loss_at_the_limit_does_not_flap() -> None:
 
 
 def test_missed_polls_change_nothing() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     seen = [moment for moment in trial.training.train(120, SLOW) if moment[0] % 20 >= 4]
     trial.verdicts += [trial.judge.update(*moment) for moment in seen]
     (finding,) = trial.opened()
@@ -161,8 +149,7 @@ def test_missed_polls_change_nothing() -> None:
 
 
 def test_a_restarted_run_has_no_open_findings() -> None:
-    trial = Trial()
-    trial.train(60, SLOW)
+    trial = Trial().trained(60, SLOW)
     trial.training.restart()
     assert not trial.train(1).findings
     trial.train(120)
@@ -170,8 +157,7 @@ def test_a_restarted_run_has_no_open_findings() -> None:
 
 
 def test_the_same_fault_after_a_restart_is_another_finding() -> None:
-    trial = Trial()
-    trial.train(60, SLOW)
+    trial = Trial().trained(60, SLOW)
     trial.training.restart()
     trial.train(60, SLOW)
     assert len(trial.opened()) == 2
@@ -179,35 +165,30 @@ def test_the_same_fault_after_a_restart_is_another_finding() -> None:
 
 def test_counters_that_decrease_are_not_a_finding() -> None:
     """The exporter's counters start at 0 after a restart, while the rank's continue."""
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     trial.training.adjust = lambda one: counting(one, aligned=AlignedCounters()) if one.at < 65 else one
     trial.train(60)
     assert not trial.kinds()
 
 
 def test_a_new_candidate_is_shown_as_pending_with_the_reason() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     (pending,) = trial.train(5, spend("backward", 0.5, 1)).pending
     assert (pending.candidate.kind, pending.candidate.place.rank, pending.lacks) == ("straggler", 1, "time")
-    trial = Trial()
-    trial.train(5)
+    trial = Trial().trained(5)
     (pending,) = trial.train(20, spend("backward", 2.0, 1)).pending
     assert pending.lacks == "steps"
 
 
 def test_lost_gpu_time_is_counted_once() -> None:
-    trial = Trial()
-    trial.train(100, SLOW)
+    trial = Trial().trained(100, SLOW)
     lost = sum(verdict.new_gpu_seconds.get("straggler", 0.0) for verdict in trial.verdicts)
     assert lost == pytest.approx(3 * 0.12 / 0.33 * 95, rel=0.1)
     assert sum(sum(verdict.new_gpu_seconds.values()) for verdict in trial.verdicts) == pytest.approx(4 * 95, rel=0.1)
 
 
 def test_a_slow_network_is_found_with_and_without_a_baseline() -> None:
-    trial = Trial(Training(4, transfer=0.02))
-    trial.train(900)
+    trial = Trial(Training(4, transfer=0.02)).trained(900)
     trial.training._transfer = 0.06
     assert trial.find()[0] <= 60
     assert trial.opened("network")[0].baseline == "known"
@@ -240,8 +221,7 @@ def test_time_before_a_loss_does_not_affect_its_cause(ranks, last) -> None:
 
 def test_an_explained_finding_is_not_shown_while_both_end() -> None:
     one, every = spend("data_wait", 0.12, 1), spend("data_wait", 0.06)
-    trial = Trial()
-    trial.train(40, one)
+    trial = Trial().trained(40, one)
     trial.train(60, one, every)
     assert {finding.kind for finding in trial.verdicts[-1].findings} == {"data"}
     began = len(trial.verdicts)
@@ -252,8 +232,7 @@ def test_an_explained_finding_is_not_shown_while_both_end() -> None:
 
 def test_an_explained_finding_is_shown_if_it_lasts_longer() -> None:
     one, every = spend("data_wait", 0.12, 1), spend("data_wait", 0.06)
-    trial = Trial()
-    trial.train(40, one)
+    trial = Trial().trained(40, one)
     trial.train(60, one, every)
     trial.train(60, one)
     assert {finding.kind for finding in trial.verdicts[-1].findings} == {"straggler"}

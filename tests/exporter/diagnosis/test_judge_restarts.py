@@ -24,8 +24,7 @@ def restarted(trial: Trial) -> RunJudge:
 @pytest.mark.parametrize("clock", ["host", "device"])
 @pytest.mark.parametrize("away", [0.0, 3.0, 200.0])
 def test_gpu_time_lost_while_the_exporter_restarts_is_counted(clock, away) -> None:
-    trial = Trial(Training(4, clock=clock))
-    trial.train(63, SLOW)
+    trial = Trial(Training(4, clock=clock)).trained(63, SLOW)
     saved = json.loads(json.dumps(trial.judge.state(63.0, is_last=True)))
     for _ in trial.training.train(away, SLOW):
         pass
@@ -37,8 +36,7 @@ def test_gpu_time_lost_while_the_exporter_restarts_is_counted(clock, away) -> No
 
 
 def test_gpu_time_lost_after_a_kill_is_not_counted_twice() -> None:
-    trial = Trial()
-    trial.train(60, SLOW)
+    trial = Trial().trained(60, SLOW)
     trial.judge = restarted(trial)
     assert not trial.train(1, SLOW).new_gpu_seconds
 
@@ -47,8 +45,7 @@ def test_gpu_time_lost_after_a_kill_is_not_counted_twice() -> None:
     "value", [None, "much", [], {}, [1], [0.0, [[0, 0.0, {}]]], [0.0, [[0, 0.0, {"steps": None}]]]]
 )
 def test_a_damaged_account_is_refused_or_counts_nothing(value) -> None:
-    trial = Trial()
-    trial.train(60, SLOW)
+    trial = Trial().trained(60, SLOW)
     state, judge = trial.judge.state(60.0, is_last=True), RunJudge(trial.judge.run)
     with suppress(*UNREADABLE):
         judge.restore({**state, "settled": value}, 60.0)
@@ -71,8 +68,7 @@ def test_a_restart_of_the_exporter_keeps_an_open_finding() -> None:
 
 @pytest.mark.parametrize("reason", ["finished", "killed"])
 def test_a_run_that_ended_while_the_exporter_was_down_has_no_open_finding(reason) -> None:
-    trial = Trial()
-    trial.train(60, SLOW)
+    trial = Trial().trained(60, SLOW)
     trial.judge = restarted(trial)
     trial.training.adjust = lambda one: replace(one, ended=Ending(reason, 60.0))
     assert not trial.train(2).findings
@@ -80,8 +76,7 @@ def test_a_run_that_ended_while_the_exporter_was_down_has_no_open_finding(reason
 
 @pytest.mark.parametrize("value", [10**400, None, "much", [], {}])
 def test_a_damaged_finding_is_refused_or_ends_normally(value) -> None:
-    trial = Trial()
-    trial.train(30, SLOW)
+    trial = Trial().trained(30, SLOW)
     saved = json.dumps(trial.judge.state(30.0))
     moments = [*trial.training.train(40)]
     for place in range(9):
@@ -93,8 +88,7 @@ def test_a_damaged_finding_is_refused_or_ends_normally(value) -> None:
 
 
 def test_a_restored_judge_has_the_same_findings_as_the_original() -> None:
-    trial = Trial(Training(4, transfer=0.02))
-    trial.train(900)
+    trial = Trial(Training(4, transfer=0.02)).trained(900)
     restored = restarted(trial)
     trial.training._transfer = 0.06
     for moment in trial.training.train(120):

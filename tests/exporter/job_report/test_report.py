@@ -32,16 +32,9 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> dict[str, Allocation]:
 
 
 @pytest.fixture
-def state_dir(tmp_path: Path) -> Path:
-    (tmp_path / "state").mkdir()
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def ended(run_dir: Path, state_dir: Path) -> JudgedJob:
     """Return a Slurm job with a slow rank, which has ended."""
-    job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM)
-    job.train(40)
+    job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM).trained(40)
     job.train(40, lagging("optimizer"))
     job.poll(job.now, ended=range(4))
     return job
@@ -106,8 +99,7 @@ def test_a_partial_job_is_not_compared_with_its_whole_allocation(
     run_dir: Path, state_dir: Path, controller: dict[str, Allocation], capsys: pytest.CaptureFixture[str]
 ) -> None:
     controller["4711"] = Allocation("COMPLETED", 100.0, 8, 16)
-    job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM, world_size="8")
-    job.train(30)
+    job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM, world_size="8").trained(30)
     job.poll(job.now, ended=range(4))
     text = printed(capsys, state_dir=state_dir)
     assert "4 of 8 ranks" in text
@@ -124,8 +116,7 @@ def test_time_of_a_running_job_since_the_last_save_is_not_a_loss() -> None:
 def test_a_live_run_is_reported_with_its_open_findings(
     run_dir: Path, state_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = JudgedJob(run_dir, state_dir=state_dir)
-    job.train(40)
+    job = JudgedJob(run_dir, state_dir=state_dir).trained(40)
     job.train(40, lagging("optimizer"))
     job.findings.close()
     text = printed(capsys, state_dir=state_dir)

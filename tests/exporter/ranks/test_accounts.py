@@ -25,12 +25,6 @@ BOOTED = 1e9
 
 
 @pytest.fixture
-def state_dir(tmp_path: Path) -> Path:
-    (tmp_path / "state").mkdir()
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def job(run_dir: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> JudgedJob:
     job = JudgedJob(run_dir, state_dir=state_dir)
     monkeypatch.setattr(look, "time", SimpleNamespace(time=lambda: job.now + BOOTED))
@@ -77,8 +71,7 @@ def test_time_before_the_exporter_saw_the_run_is_included(run_dir: Path, state_d
 
 
 def test_a_run_with_ranks_on_other_nodes_is_divided_by_phase(run_dir: Path, state_dir: Path) -> None:
-    job = JudgedJob(run_dir, state_dir=state_dir, world_size="8")
-    job.train(30)
+    job = JudgedJob(run_dir, state_dir=state_dir, world_size="8").trained(30)
     finish(job)
     found = account(state_dir)
     assert (len(found["ranks"]), found["world_size"]) == (4, 8)
@@ -170,8 +163,7 @@ def gpus(at: float) -> Mapping[str, RankGpu]:
 
 
 def test_a_gpus_use_is_of_the_time_in_which_ranks_were_alive_on_it(run_dir: Path, state_dir: Path) -> None:
-    job = JudgedJob(run_dir, ranks=1, gpus=gpus, state_dir=state_dir, uuid="GPU-2")
-    job.train(40)
+    job = JudgedJob(run_dir, ranks=1, gpus=gpus, state_dir=state_dir, uuid="GPU-2").trained(40)
     job.poll(job.now, ended=[0])
     job.poll(job.now + 100, ended=[0])
     (use,) = account(state_dir)["gpus"].values()

@@ -51,16 +51,14 @@ def test_a_lagging_rank_gets_the_blame_although_no_host_waits(run_dir: Path, ali
 
 def test_a_step_is_as_long_as_its_phases_on_the_device(run_dir: Path, alignment: Aligning) -> None:
     AsynchronousJob(run_dir, 0, 0).run(range(1, 11), even)
-    alignment.poll()
-    assert [a.seconds for a in alignment.alignments()] == pytest.approx([10 * (COMPUTE + TRANSFER)] * 2)
+    assert [a.seconds for a in alignment.poll().alignments()] == pytest.approx([10 * (COMPUTE + TRANSFER)] * 2)
 
 
 def test_a_rotating_straggler_and_a_slow_network_are_distinguished(run_dir: Path, alignment: Aligning) -> None:
     run_and_poll(AsynchronousJob(run_dir, 0, 0, 0, 0, run="rotating"), alignment, 100, rotating)
     slow = AsynchronousJob(run_dir, 0, 0, 0, 0, run="network")
     slow.run(range(1, 21), even, transfer=DELAY)
-    alignment.poll()
-    shares = {(a.key[0], a.key[1]): (a.floor / a.seconds, a.skew / a.seconds) for a in alignment.alignments()}
+    shares = {(a.key[0], a.key[1]): (a.floor / a.seconds, a.skew / a.seconds) for a in alignment.poll().alignments()}
     assert all(floor < 0.1 < 0.2 < skew for (run, _), (floor, skew) in shares.items() if run == "rotating")
     assert all(floor > 0.4 and skew < 1e-6 for (run, _), (floor, skew) in shares.items() if run == "network")
     assert len(shares) == 8
@@ -71,8 +69,7 @@ def test_hosts_that_run_ahead_by_different_numbers_of_steps_are_aligned_by_issue
     run_dir: Path, alignment: Aligning, ahead: tuple[int, int]
 ) -> None:
     AsynchronousJob(run_dir, *ahead).run(range(1, 21), even)
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {20}
+    assert {a.steps for a in alignment.poll().alignments()} == {20}
 
 
 @pytest.mark.parametrize(("ahead", "aligned"), [((0, 0), True), ((0.5, 0), True), ((1, 0), False), ((0, 5), False)])
@@ -80,46 +77,39 @@ def test_without_counted_collectives_the_hosts_ends_decide(
     run_dir: Path, alignment: Aligning, ahead: tuple[float, float], aligned: bool
 ) -> None:
     AsynchronousJob(run_dir, *ahead).run(range(1, 21), even, sequence=lambda _step, rank: rank)
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == ({20} if aligned else set())
+    assert {a.steps for a in alignment.poll().alignments()} == ({20} if aligned else set())
 
 
 def test_steps_with_the_same_number_but_different_collectives_are_not_the_same(
     run_dir: Path, alignment: Aligning
 ) -> None:
     AsynchronousJob(run_dir, 0, 0).run(range(1, 21), even, sequence=lambda step, rank: 7 * (step + rank))
-    alignment.poll()
-    assert alignment.alignments() == []
+    assert alignment.poll().alignments() == []
 
 
 def test_only_steps_that_all_ranks_have_measured_count(run_dir: Path, alignment: Aligning) -> None:
     levels = (1, 2, 3)  # the ranks' sampling levels differ slightly
     job = AsynchronousJob(run_dir, 0, 0, 0)
     job.run(range(1, 33), lagging("backward", 1), is_measured=lambda step, rank: is_sampled(step, levels[rank]))
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {4}
+    assert {a.steps for a in alignment.poll().alignments()} == {4}
     assert alignment.alignments()[1].blame["backward"] == pytest.approx(4 * DELAY)
 
 
 def test_a_step_counts_when_the_last_device_has_finished_it(run_dir: Path, alignment: Aligning) -> None:
     job = AsynchronousJob(run_dir, 0, 0)
     job.run(range(1, 4), even, is_measured=lambda step, rank: step < 3 or rank == 0)
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {2}
+    assert {a.steps for a in alignment.poll().alignments()} == {2}
     job.ranks[1].measure({**even(3, 1), "collective_wait": TRANSFER}, 21)
     alignment.poll()
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {3}
+    assert {a.steps for a in alignment.poll().alignments()} == {3}
 
 
 def test_a_rank_that_is_not_measured_yet_is_not_compared(run_dir: Path, alignment: Aligning) -> None:
     job = AsynchronousJob(run_dir, 0, 0)
     job.run(range(1, 11), even, is_measured=lambda _step, rank: rank == 0)
-    alignment.poll()
-    assert alignment.alignments() == []
+    assert alignment.poll().alignments() == []
     job.run(range(11, 21), even)
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {10}
+    assert {a.steps for a in alignment.poll().alignments()} == {10}
 
 
 def test_ranks_that_wait_on_the_host_are_measured_there_while_one_has_no_device(
@@ -129,8 +119,7 @@ def test_ranks_that_wait_on_the_host_are_measured_there_while_one_has_no_device(
     for step in range(21):
         job.run(1, lagging("forward", 1))
         job.ranks[0].measure({"optimizer": 0.001, "collective_wait": 0.001}, step)
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {20}
+    assert {a.steps for a in alignment.poll().alignments()} == {20}
     assert alignment.alignments()[1].blame["forward"] == pytest.approx(20 * DELAY)
 
 
@@ -140,21 +129,18 @@ def test_after_a_change_to_the_device_clock_no_step_counts_twice(run_dir: Path, 
     alignment.poll()
     for rank in job.ranks:
         rank.measure({"forward": 1.0}, 20)
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {19}
+    assert {a.steps for a in alignment.poll().alignments()} == {19}
     job.run(1, even)
     for rank in job.ranks:
         rank.measure({"forward": 1.0}, 21)
-    alignment.poll()
-    assert [(a.steps, a.seconds) for a in alignment.alignments()] == [(20, pytest.approx(1.0 + 19 * 0.045))] * 2
+    assert [(a.steps, a.seconds) for a in alignment.poll().alignments()] == [(20, pytest.approx(1.0 + 19 * 0.045))] * 2
 
 
 def test_restarted_ranks_are_not_aligned_with_old_steps_of_the_others(run_dir: Path, alignment: Aligning) -> None:
     AsynchronousJob(run_dir, 0, 0).run(range(1, 21), even)
     (run_dir / "r.0.990.0.rank").unlink()
     AsynchronousJob(run_dir, 0, start=1100.0).run(range(1, 21), even)  # the same steps, and the same collectives
-    alignment.poll()
-    assert alignment.alignments() == []
+    assert alignment.poll().alignments() == []
 
 
 def test_remembered_steps_are_bounded(run_dir: Path, alignment: Aligning) -> None:
@@ -164,8 +150,7 @@ def test_remembered_steps_are_bounded(run_dir: Path, alignment: Aligning) -> Non
 
 def test_all_phases_except_waiting_and_start_up_can_have_blame(run_dir: Path, alignment: Aligning) -> None:
     AsynchronousJob(run_dir, 0, 0).run(range(1, 3), even)
-    alignment.poll()
-    assert set(alignment.alignments()[0].blame) == {*layout.PHASES, "unknown"} - {"collective_wait", "startup"}
+    assert set(alignment.poll().alignments()[0].blame) == {*layout.PHASES, "unknown"} - {"collective_wait", "startup"}
 
 
 NUMBERS = st.sampled_from([0.0, 5e-324, 1.0, 2.0, 1e3, 2.0**53, 2.0**199]) | st.floats(0, 9)

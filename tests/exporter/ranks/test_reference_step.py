@@ -37,14 +37,12 @@ def samples(run_dir: Path, name: str) -> dict[tuple[str, str], float]:
 
 def test_every_rank_shows_the_last_step_chosen_by_its_number(run_dir: Path, alignment: Aligning) -> None:
     Job(run_dir).run(50, even)
-    alignment.poll()
-    assert alignment.references() == {str(rank): ("host", last_sampled(50)) for rank in range(4)}
+    assert alignment.poll().references() == {str(rank): ("host", last_sampled(50)) for rank in range(4)}
 
 
 def test_a_rank_that_is_alone_on_its_node_shows_a_reference_step(run_dir: Path, alignment: Aligning) -> None:
     Job(run_dir, ranks=1).run(50, even)
-    alignment.poll()
-    assert alignment.references() == {"0": ("host", last_sampled(50))}
+    assert alignment.poll().references() == {"0": ("host", last_sampled(50))}
     assert alignment.alignments() == []
 
 
@@ -53,15 +51,13 @@ def test_a_reference_step_is_shown_until_the_next_one(run_dir: Path, alignment: 
     job.run(16, even)
     for number in range(17, 60):
         job.run(1, even)
-        alignment.poll()
-        assert alignment.references() == {"0": ("host", last_sampled(number))}
+        assert alignment.poll().references() == {"0": ("host", last_sampled(number))}
 
 
 def test_steps_of_a_measured_device_are_shown(run_dir: Path, alignment: Aligning) -> None:
     job = AsynchronousJob(run_dir, 0, 4)
     job.run(range(1, 26), even, is_measured=lambda step, _rank: is_sampled(step, 1))
-    alignment.poll()
-    assert alignment.references() == {rank: ("device", last_sampled(25)) for rank in ("0", "1")}
+    assert alignment.poll().references() == {rank: ("device", last_sampled(25)) for rank in ("0", "1")}
 
 
 def test_a_rarely_measured_device_shows_its_last_measured_step(run_dir: Path, alignment: Aligning) -> None:
@@ -90,8 +86,7 @@ def test_without_a_measured_gpu_that_waits_there_is_no_reference_step(
     run_dir: Path, alignment: Aligning, backend: str
 ) -> None:
     Job(run_dir, backend=backend).run(50, even)
-    alignment.poll()
-    assert alignment.references() == {}
+    assert alignment.poll().references() == {}
 
 
 def test_the_hosts_reference_step_disappears_when_the_device_is_measured(run_dir: Path, alignment: Aligning) -> None:
@@ -100,8 +95,7 @@ def test_the_hosts_reference_step_disappears_when_the_device_is_measured(run_dir
     alignment.poll()
     assert not is_sampled(50, LEVEL)
     job.ranks[0].measure({"forward": 1.0}, 50)
-    alignment.poll()
-    assert alignment.references() == {}
+    assert alignment.poll().references() == {}
 
 
 def test_a_new_record_of_the_rank_starts_without_a_reference_step(run_dir: Path, alignment: Aligning) -> None:
@@ -111,16 +105,14 @@ def test_a_new_record_of_the_rank_starts_without_a_reference_step(run_dir: Path,
     for path in run_dir.glob("*.rank"):
         path.unlink()
     SimulatedRank(run_dir, 0, job.ranks[0].now + 5).step()
-    alignment.poll()
-    assert alignment.references() == {}
+    assert alignment.poll().references() == {}
 
 
 def test_an_ended_rank_shows_no_reference_step(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir, ranks=1)
     job.run(50, even)
     alignment.poll()
-    alignment.poll(alive=False)
-    assert alignment.references() == {}
+    assert alignment.poll(alive=False).references() == {}
 
 
 def test_the_phases_sum_to_the_length_and_always_include_waiting(run_dir: Path) -> None:

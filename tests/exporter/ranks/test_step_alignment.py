@@ -38,8 +38,7 @@ def test_a_rotating_straggler_is_high_skew_a_low_floor_and_blame_on_all_ranks(
     run_dir: Path, alignment: Aligning
 ) -> None:
     Job(run_dir).run(100, rotating)
-    alignment.poll()
-    floor, skew = shares(alignment.alignments())
+    floor, skew = shares(alignment.poll().alignments())
     assert floor < 0.1
     assert skew > 0.2
     assert max(blames(alignment.alignments())) < 0.5 * sum(blames(alignment.alignments()))
@@ -48,8 +47,7 @@ def test_a_rotating_straggler_is_high_skew_a_low_floor_and_blame_on_all_ranks(
 
 def test_a_slow_network_is_a_high_floor_without_skew_or_blame(run_dir: Path, alignment: Aligning) -> None:
     Job(run_dir).run(100, even, transfer=DELAY)
-    alignment.poll()
-    floor, skew = shares(alignment.alignments())
+    floor, skew = shares(alignment.poll().alignments())
     assert floor > 0.4
     assert skew == pytest.approx(0, abs=1e-6)
     assert sum(blames(alignment.alignments())) == pytest.approx(0, abs=1e-6)
@@ -58,8 +56,7 @@ def test_a_slow_network_is_a_high_floor_without_skew_or_blame(run_dir: Path, ali
 @pytest.mark.parametrize("phase", ["data_wait", "forward", "backward", "checkpoint", "other"])
 def test_one_lagging_rank_gets_all_the_blame_for_its_phase(run_dir: Path, alignment: Aligning, phase: str) -> None:
     Job(run_dir).run(51, lagging(phase))
-    alignment.poll()
-    laggard = alignment.alignments()[2]
+    laggard = alignment.poll().alignments()[2]
     assert laggard.blame[phase] == pytest.approx(50 * DELAY)
     assert sum(blames(alignment.alignments())) == pytest.approx(50 * DELAY)
     assert laggard.skew == pytest.approx(0, abs=1e-6)
@@ -72,8 +69,7 @@ def test_blame_that_no_phase_explains_is_unknown(run_dir: Path, alignment: Align
         return dict.fromkeys(("data_wait", "forward", "backward"), 0.01 + more)
 
     Job(run_dir).run(51, late_by_several)
-    alignment.poll()
-    assert alignment.alignments()[1].blame[UNKNOWN] == pytest.approx(50 * 0.03)
+    assert alignment.poll().alignments()[1].blame[UNKNOWN] == pytest.approx(50 * 0.03)
 
 
 def test_each_step_counts_once_even_if_records_are_read_repeatedly(run_dir: Path, alignment: Aligning) -> None:
@@ -89,19 +85,16 @@ def test_each_step_counts_once_even_if_records_are_read_repeatedly(run_dir: Path
 def test_missed_steps_do_not_count(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir)
     job.run(1000, even)
-    alignment.poll()
-    missed = alignment.alignments()[0].steps
+    missed = alignment.poll().alignments()[0].steps
     assert missed <= layout.RING_STEPS
     job.run(10, even)
-    alignment.poll()
-    assert alignment.alignments()[0].steps == missed + 10
+    assert alignment.poll().alignments()[0].steps == missed + 10
     assert alignment.alignments()[0].seconds == pytest.approx((missed + 10) * (COMPUTE + TRANSFER))
 
 
 def test_a_rank_that_is_alone_here_is_not_aligned(run_dir: Path, alignment: Aligning) -> None:
     Job(run_dir, ranks=1).run(50, even)
-    alignment.poll()
-    assert alignment.alignments() == []
+    assert alignment.poll().alignments() == []
 
 
 @pytest.mark.parametrize(("backend", "steps"), [("gloo", {20}), ("nccl", set()), ("cpu:gloo,cuda:nccl", set())])
@@ -109,24 +102,21 @@ def test_host_steps_are_not_aligned_if_the_gpu_waits(
     run_dir: Path, alignment: Aligning, backend: str, steps: set[int]
 ) -> None:
     Job(run_dir, backend=backend).run(21, even)
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == steps
+    assert {a.steps for a in alignment.poll().alignments()} == steps
 
 
 def test_runs_and_groups_are_aligned_separately(run_dir: Path, alignment: Aligning) -> None:
     slow, fast = Job(run_dir, run="slow"), Job(run_dir, run="fast", start=1000.5)
     slow.run(21, lagging("forward"))
     fast.run(51, even, transfer=0.001)
-    alignment.poll()
-    assert {a.key[0]: a.steps for a in alignment.alignments()} == {"slow": 20, "fast": 50}
+    assert {a.key[0]: a.steps for a in alignment.poll().alignments()} == {"slow": 20, "fast": 50}
     assert {a.key[0]: round(a.floor / a.steps, 4) for a in alignment.alignments()} == {"slow": TRANSFER, "fast": 0.001}
 
 
 def test_ranks_of_different_pipeline_stages_are_not_compared(run_dir: Path, alignment: Aligning) -> None:
     stages = {"groups": ["0-3", "0,2", "1,3"], "pairwise": ["1", "2"]}
     Job(run_dir, **stages).run(21, lagging("forward"))
-    alignment.poll()
-    by_rank = {a.key[1]: a for a in alignment.alignments()}
+    by_rank = {a.key[1]: a for a in alignment.poll().alignments()}
     assert {a.steps for a in by_rank.values()} == {20}
     slow = max(by_rank.values(), key=lambda a: sum(a.blame.values()))
     others = [a for a in by_rank.values() if a is not slow]
@@ -140,8 +130,7 @@ def test_a_rank_that_was_instrumented_later_is_aligned_by_the_ends_of_its_steps(
     job.run(40, lagging("forward", laggard=0))
     job.ranks.append(SimulatedRank(run_dir, 3, job.ranks[0].now))
     job.run(41, lagging("forward", laggard=0))
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {40}
+    assert {a.steps for a in alignment.poll().alignments()} == {40}
     assert alignment.alignments()[0].blame["forward"] == pytest.approx(40 * DELAY)
 
 
@@ -150,8 +139,7 @@ def test_a_slow_end_of_the_step_is_not_mistaken_for_another_step(run_dir: Path, 
         return {"optimizer": DELAY if rank == 1 else 0.001}
 
     Job(run_dir).run(51, even, after=slow_optimizer)
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {50}
+    assert {a.steps for a in alignment.poll().alignments()} == {50}
     assert alignment.alignments()[1].blame["optimizer"] == pytest.approx(50 * 0.029, rel=0.05)
 
 
@@ -162,8 +150,7 @@ def test_ranks_with_the_same_run_that_do_not_step_together_are_not_aligned(run_d
     for _ in range(50):
         unrelated.spend("forward", 0.07)
         unrelated.step()
-    alignment.poll()
-    assert alignment.alignments() == []
+    assert alignment.poll().alignments() == []
 
 
 def test_ranks_whose_paces_differ_are_not_aligned(run_dir: Path, alignment: Aligning) -> None:
@@ -172,8 +159,7 @@ def test_ranks_whose_paces_differ_are_not_aligned(run_dir: Path, alignment: Alig
         for _ in range(100):
             rank.spend("forward", pace)
             rank.step()
-    alignment.poll()
-    assert alignment.alignments() == []
+    assert alignment.poll().alignments() == []
 
 
 def test_single_steps_that_end_more_than_their_length_apart_do_not_count(run_dir: Path, alignment: Aligning) -> None:
@@ -182,8 +168,7 @@ def test_single_steps_that_end_more_than_their_length_apart_do_not_count(run_dir
         for number, rank in enumerate(pair):
             rank.spend("forward", 5.0 if (step, number) == (21, 1) else 0.05)
             rank.step()
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {21}  # the long step is the last common one
+    assert {a.steps for a in alignment.poll().alignments()} == {21}  # the long step is the last common one
 
 
 def test_a_restarted_rank_starts_at_zero(run_dir: Path, alignment: Aligning) -> None:
@@ -193,11 +178,9 @@ def test_a_restarted_rank_starts_at_zero(run_dir: Path, alignment: Aligning) -> 
     second = Job(run_dir, start=first.ranks[0].now + 10)
     for path in run_dir.glob("*1000.0.rank"):  # like the rank's next start
         path.unlink()
-    alignment.poll()
-    assert alignment.alignments() == []
+    assert alignment.poll().alignments() == []
     second.run(21, even)
-    alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {20}
+    assert {a.steps for a in alignment.poll().alignments()} == {20}
 
 
 def test_restarted_ranks_are_not_aligned_with_old_steps_of_the_others(run_dir: Path, alignment: Aligning) -> None:
@@ -207,15 +190,13 @@ def test_restarted_ranks_are_not_aligned_with_old_steps_of_the_others(run_dir: P
     for path in run_dir.glob("r.[01].1000.0.rank"):
         path.unlink()
     Job(run_dir, ranks=2, start=first.ranks[0].now + 0.5).run(51, even)
-    alignment.poll()
-    assert sorted((a.key[1], a.steps) for a in alignment.alignments()) == [("2", 50), ("3", 50)]
+    assert sorted((a.key[1], a.steps) for a in alignment.poll().alignments()) == [("2", 50), ("3", 50)]
 
 
 def test_published_values_do_not_change_while_they_are_read(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir)
     job.run(11, lagging("forward"))
-    alignment.poll()
-    before = alignment.alignments()
+    before = alignment.poll().alignments()
     job.run(10, lagging("forward"))
     alignment.poll()
     assert before[2].steps == 10

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from testing.judged_job import JudgedJob
+from testing.judged_job import HUNG, JudgedJob
 from testing.records import publish
 from testing.simulated_job import even, lagging
 
@@ -17,8 +17,6 @@ from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.findings import LACKS, pending_reason
 from rankscope_exporter.report.runs import NOT_POLLED, REASONS, NodeReport, Reporter, ordered, report_of_look
-
-HUNG = {0: "collective_wait", 1: "collective_wait", 2: "data_wait", 3: "collective_wait"}
 
 
 def test_a_healthy_run_has_no_finding_and_its_numbers(run_dir: Path) -> None:
@@ -33,8 +31,7 @@ def test_a_healthy_run_has_no_finding_and_its_numbers(run_dir: Path) -> None:
 
 
 def test_a_straggler_is_a_finding_with_its_sentence_and_advice(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(10)
+    job = JudgedJob(run_dir).trained(10)
     run = job.train(20, lagging("optimizer"))
     (finding,) = run.findings
     assert (finding.kind, finding.cause, finding.rank, finding.node) == ("straggler", "optimizer", 2, "node-a")
@@ -46,8 +43,7 @@ def test_a_straggler_is_a_finding_with_its_sentence_and_advice(run_dir: Path) ->
 
 
 def test_ratios_are_of_the_last_window_and_not_of_the_whole_run(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(200, lagging("data_wait"))
+    job = JudgedJob(run_dir).trained(200, lagging("data_wait"))
     run = job.train(20)
     assert run.window_seconds is not None
     assert run.window_seconds < 20.0
@@ -64,8 +60,7 @@ def test_a_straggler_with_few_steps_is_pending_with_the_reason(run_dir: Path) ->
 
 
 def test_a_hang_is_pending_with_its_rank_and_the_remaining_seconds(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(100)
+    job = JudgedJob(run_dir).trained(100)
     run = job.wait(15, HUNG)
     (pending,) = (one for one in run.pending if one.kind == "hang")
     assert (pending.rank, pending.lacks) == (2, "time")
@@ -76,15 +71,13 @@ def test_a_hang_is_pending_with_its_rank_and_the_remaining_seconds(run_dir: Path
 
 
 def test_a_hang_becomes_a_finding(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(100)
+    job = JudgedJob(run_dir).trained(100)
     (finding,) = job.wait(310, HUNG).findings
     assert (finding.kind, finding.severity, finding.rank, finding.cause) == ("hang", "critical", 2, "data_wait")
 
 
 def test_a_killed_rank_is_reported_with_its_end(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(15)
+    job = JudgedJob(run_dir).trained(15)
     for passed in (1, 2, 3):
         job.poll(job.now + passed, ended=[1])
     run = job.report()
@@ -137,8 +130,7 @@ def test_json_has_no_nan_and_escapes_text_from_users(run_dir: Path) -> None:
 
 
 def test_a_report_without_a_recent_poll_shows_the_ranks_and_judges_nothing(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(15)
+    job = JudgedJob(run_dir).trained(15)
     scan = job.look.scan
     for findings, now in ((None, job.now), (job.findings, job.now + 6.0)):
         (run,) = Reporter(lambda: scan, findings, monotonic=lambda now=now: now).report().runs

@@ -16,8 +16,7 @@ from rankscope_exporter.top.explained import as_lines, select
 
 
 def test_findings_are_explained_with_their_age_and_advice_in_ten_lines(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(10)
+    job = JudgedJob(run_dir).trained(10)
     (finding,) = job.train(20, lagging("optimizer")).findings
     lines = [*as_lines(select(report_of_look(job.look), None, None))]
     assert len(lines) <= 10
@@ -28,14 +27,12 @@ def test_findings_are_explained_with_their_age_and_advice_in_ten_lines(run_dir: 
 
 
 def test_a_healthy_run_has_no_problem(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(12)
+    job = JudgedJob(run_dir).trained(12)
     assert [*as_lines(select(report_of_look(job.look), None, None))][1:] == ["No problem found."]
 
 
 def test_a_run_that_is_not_judged_is_not_reported_as_healthy(run_dir: Path) -> None:
-    job = JudgedJob(run_dir, world_size="8")
-    job.train(12)
+    job = JudgedJob(run_dir, world_size="8").trained(12)
     (line,) = [*as_lines(select(report_of_look(job.look), None, None))][1:]
     assert line == "Run r is not diagnosed here: not all of its ranks are on this node."
 
@@ -53,8 +50,7 @@ def test_a_run_is_shown_with_its_owner(run_dir: Path, user: str, owner: str, tit
     ("run", "owner", "is_found"), [(None, None, True), ("r", None, True), ("s", None, False), ("r", "12345", False)]
 )
 def test_only_the_requested_run_is_explained(run_dir: Path, run: str | None, owner: str | None, is_found: bool) -> None:
-    job = JudgedJob(run_dir)
-    job.train(2)
+    job = JudgedJob(run_dir).trained(2)
     assert bool(select(report_of_look(job.look), run, owner)) == is_found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from testing.families import family
-from testing.judged_job import JudgedJob
+from testing.judged_job import HUNG, JudgedJob
 from testing.simulated_job import lagging
 
 from rankscope_exporter.report.gpus import report_gpus
@@ -18,7 +18,6 @@ from rankscope_exporter.report.values import Values
 from rankscope_exporter.top.bars import LETTERS, OWN, bar
 from rankscope_exporter.top.view import Screen, view
 
-HUNG = {0: "collective_wait", 1: "collective_wait", 2: "data_wait", 3: "collective_wait"}
 GPU = {"gpu": "0", "uuid": "GPU-a"}
 PLAIN = Screen(80, has_color=False)
 
@@ -37,8 +36,7 @@ def words(text: str) -> str:
 
 
 def test_a_healthy_node_has_no_problem(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(12)
+    job = JudgedJob(run_dir).trained(12)
     text = shown(report_of_look(job.look))
     assert "No problem found.\n" in text
     assert "4 of 4 ranks" in text
@@ -46,8 +44,7 @@ def test_a_healthy_node_has_no_problem(run_dir: Path) -> None:
 
 
 def test_a_finding_has_a_sentence_and_advice_and_its_rank_is_marked(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(10)
+    job = JudgedJob(run_dir).trained(10)
     (finding,) = job.train(20, lagging("optimizer")).findings
     text = shown(report_of_look(job.look))
     assert finding.sentence in words(text)
@@ -57,8 +54,7 @@ def test_a_finding_has_a_sentence_and_advice_and_its_rank_is_marked(run_dir: Pat
 
 
 def test_a_pending_candidate_is_shown_with_the_reason(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(60)
+    job = JudgedJob(run_dir).trained(60)
     job.wait(10, HUNG)
     text = words(shown(report_of_look(job.look)))
     assert "No problem found yet." in text
@@ -69,8 +65,7 @@ def test_a_pending_candidate_is_shown_with_the_reason(run_dir: Path) -> None:
 
 @pytest.mark.parametrize("width", [80, 79, 200])
 def test_lines_fit_the_terminal_and_no_number_is_cut_off(run_dir: Path, width: int) -> None:
-    job = JudgedJob(run_dir, ranks=4, run="a-run-" + "x" * 100)
-    job.train(10)
+    job = JudgedJob(run_dir, ranks=4, run="a-run-" + "x" * 100).trained(10)
     job.train(20, lagging("optimizer"))
     gpu = [
         family("gpu_up", (GPU, 1)),
@@ -86,22 +81,19 @@ def test_lines_fit_the_terminal_and_no_number_is_cut_off(run_dir: Path, width: i
 
 
 def test_without_color_only_text_is_written(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(12, lagging("optimizer"))
+    job = JudgedJob(run_dir).trained(12, lagging("optimizer"))
     text = shown(report_of_look(job.look))
     assert "\x1b" not in text
     assert text.isascii()
 
 
 def test_with_color_a_phase_has_its_color(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(12)
+    job = JudgedJob(run_dir).trained(12)
     assert "\x1b[38;2;25;115;14m█" in shown(report_of_look(job.look), Screen(80, has_color=True))
 
 
 def test_a_name_is_neither_markup_nor_an_escape_sequence(run_dir: Path) -> None:
-    job = JudgedJob(run_dir, run="[bold]:boom:")
-    job.train(3)
+    job = JudgedJob(run_dir, run="[bold]:boom:").trained(3)
     node = report_of_look(job.look)
     assert "[bold]:boom:" in shown(node)
     hostile = replace(node.runs[0], run="\x1b[2J")
@@ -109,8 +101,7 @@ def test_a_name_is_neither_markup_nor_an_escape_sequence(run_dir: Path) -> None:
 
 
 def test_marked_ranks_are_shown_if_not_all_ranks_fit(run_dir: Path) -> None:
-    job = JudgedJob(run_dir, ranks=8)
-    job.train(10)
+    job = JudgedJob(run_dir, ranks=8).trained(10)
     job.train(20, lagging("optimizer", laggard=6))
     text = shown(report_of_look(job.look), replace(PLAIN, ranks=3))
     assert "and 5 more ranks" in text

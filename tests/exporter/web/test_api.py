@@ -17,8 +17,7 @@ READY: Any = SimpleNamespace(is_ready=True)  # the part of the sampler that the 
 
 
 def test_the_runs_are_served_as_json(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(2)
+    job = JudgedJob(run_dir).trained(2)
     client = TestClient(create_app(Scrape([]), READY, job.reporter()))
     answer = client.get("/api/v1/runs")
     assert answer.headers["content-type"] == "application/json"

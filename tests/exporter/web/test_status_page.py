@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
 from testing.families import family
-from testing.judged_job import JudgedJob
+from testing.judged_job import HUNG, JudgedJob
 from testing.simulated_job import lagging
 
 from rankscope.record.layout import INDEX
@@ -22,7 +22,6 @@ from rankscope_exporter.report.colors import PHASE_COLORS
 from rankscope_exporter.report.runs import Reporter
 from rankscope_exporter.web.status_page import SKIP_REASON_TEXTS, render_status
 
-HUNG = {0: "collective_wait", 1: "collective_wait", 2: "data_wait", 3: "collective_wait"}
 GPU = {"gpu": "0", "uuid": "GPU-a"}
 LABELS = {"source": "slurm", "slurm_job_id": "4242", "slurm_job_name": "", "run": "digits", "rank": "10", "user": "eve"}
 
@@ -45,8 +44,7 @@ def gpus(**values: float) -> list[Metric]:
 
 
 def test_a_healthy_run_has_no_problem(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(12)
+    job = JudgedJob(run_dir).trained(12)
     page = render_status([], job.reporter())
     assert "No problem found " in top(page)
     assert "1 run, 4 ranks" in top(page)
@@ -55,8 +53,7 @@ def test_a_healthy_run_has_no_problem(run_dir: Path) -> None:
 
 
 def test_a_straggler_is_shown_at_the_top_and_marked_in_its_run(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(10)
+    job = JudgedJob(run_dir).trained(10)
     run = job.train(20, lagging("optimizer"))
     page = render_status([], job.reporter())
     assert run.findings[0].sentence in top(page)
@@ -69,8 +66,7 @@ def test_a_straggler_is_shown_at_the_top_and_marked_in_its_run(run_dir: Path) ->
 
 
 def test_a_pending_finding_is_shown_below_no_problem_found_yet(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(60)
+    job = JudgedJob(run_dir).trained(60)
     job.wait(10, HUNG)
     page = render_status([], job.reporter())
     assert "No problem found yet" in top(page)
@@ -80,8 +76,7 @@ def test_a_pending_finding_is_shown_below_no_problem_found_yet(run_dir: Path) ->
 
 
 def test_the_ranks_of_a_hanging_run_are_red(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(60)
+    job = JudgedJob(run_dir).trained(60)
     job.wait(310, HUNG)
     page = render_status([], job.reporter())
     assert "Run r hangs: Rank 2" in top(page)
@@ -91,23 +86,20 @@ def test_the_ranks_of_a_hanging_run_are_red(run_dir: Path) -> None:
 
 
 def test_an_ended_rank_is_shown_with_reason_and_time(run_dir: Path) -> None:
-    job = JudgedJob(run_dir)
-    job.train(12)
+    job = JudgedJob(run_dir).trained(12)
     job.poll(job.now + 1, ended=[1])
     assert "killed, 0 s ago" in row(render_status([], job.reporter()), 1)
 
 
 def test_a_run_that_is_not_diagnosed_here_is_shown_with_the_reason(run_dir: Path) -> None:
-    job = JudgedJob(run_dir, world_size="8")
-    job.train(12)
+    job = JudgedJob(run_dir, world_size="8").trained(12)
     assert "Run r is not diagnosed here: not all of its ranks are on this node." in top(
         render_status([], job.reporter())
     )
 
 
 def test_ranks_are_sorted_by_number(run_dir: Path) -> None:
-    job = JudgedJob(run_dir, ranks=11)
-    job.train(2)
+    job = JudgedJob(run_dir, ranks=11).trained(2)
     page = render_status([], job.reporter())
     assert re.findall(r"<tr[^>]*><td[^>]*>(\d+)</td>", page) == [str(rank) for rank in range(11)]
 
@@ -143,16 +135,16 @@ def test_each_phase_has_a_color() -> None:
 
 
 def test_custom_phases_are_shown(run_dir: Path) -> None:
-    job = JudgedJob(run_dir, phases=["<augment>"])
-    job.train(12, lambda _step, _rank: {"forward": 0.03, "<augment>": 0.01})
+    job = JudgedJob(run_dir, phases=["<augment>"]).trained(
+        12, lambda _step, _rank: {"forward": 0.03, "<augment>": 0.01}
+    )
     page = render_status([], job.reporter())
     assert 'class="p-own"' in row(page, 0)
     assert "&lt;augment&gt; " in row(page, 0)
 
 
 def test_texts_from_users_are_escaped(run_dir: Path) -> None:
-    job = JudgedJob(run_dir, run="<img>", node="<b>")
-    job.train(10)
+    job = JudgedJob(run_dir, run="<img>", node="<b>").trained(10)
     job.train(20, lagging("optimizer"))
     page = render_status(gpus(), job.reporter())
     assert "run &lt;img&gt;" in page
@@ -219,8 +211,7 @@ def test_a_throttled_gpu_is_marked_unless_it_is_at_its_power_limit(
     def read(at: float) -> Mapping[str, RankGpu]:
         return {"GPU-a": RankGpu(GpuReading("0"), GpuCounters(0.75 * at, {reason: seconds * at}, None))}
 
-    job = JudgedJob(run_dir, gpus=read)
-    job.train(12)
+    job = JudgedJob(run_dir, gpus=read).trained(12)
     page = render_status(gpus(), job.reporter())
     assert f"{reason.replace('_', ' ')} {seconds:.0%}" in page
     assert ">75%<" in page

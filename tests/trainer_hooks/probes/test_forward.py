@@ -111,16 +111,18 @@ def test_uninstrument_restores_the_classes_during_a_search_and_after_it() -> Non
         assert (dict(vars(torch.nn.Module)), own_calls()) == before
 
 
+def distill(teacher: torch.nn.Module, student: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        teacher(torch.ones(2, 4))
+    output: torch.Tensor = student(torch.ones(2, 4))
+    return output
+
+
 def test_a_second_model_that_is_used_later_is_found() -> None:
     student, teacher = torch.nn.Linear(4, 4), Slow()
 
-    def distill() -> torch.Tensor:
-        with torch.no_grad():
-            teacher(torch.ones(2, 4))
-        return student(torch.ones(2, 4))
-
     steps(10, lambda: student(torch.ones(2, 4)), *student.parameters())
-    steps(8, distill, *student.parameters())
+    steps(8, lambda: distill(teacher, student), *student.parameters())
     assert own_calls()["Slow"]
 
 
@@ -155,12 +157,7 @@ def test_evaluation_with_the_module_in_ddp_is_evaluation(inner: bool) -> None:
 def test_a_teacher_that_never_trains_is_forward(mode: bool) -> None:
     student, teacher = Slow(), Slow().train(mode)
 
-    def distill() -> torch.Tensor:
-        with torch.no_grad():
-            teacher(torch.ones(2, 4))
-        return student(torch.ones(2, 4))
-
-    steps(7, distill, *student.parameters())
+    steps(7, lambda: distill(teacher, student), *student.parameters())
     assert forward_seconds() >= 12 * SECONDS
     assert snapshot().phase_seconds["evaluation"] == 0
 

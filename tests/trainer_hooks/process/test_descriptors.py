@@ -7,8 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from testing.records import record_in
 from testing.waiting import eventually
-from tests.trainer_hooks.scripts import WAIT, job, record_in
+from tests.trainer_hooks.scripts import WAIT, job
 
 from rankscope.record.reader import read_rank
 

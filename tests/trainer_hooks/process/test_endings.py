@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from testing.programs import python, running
+from testing.records import record_in
 from testing.waiting import eventually
-from tests.trainer_hooks.scripts import READY, TRAIN, WAIT, WITHOUT_TORCH, job, record_in, watched
+from tests.trainer_hooks.scripts import READY, TRAIN, WAIT, WITHOUT_TORCH, job, watched
 
 from rankscope.process.ending import Ending
 from rankscope.record.writer import RankWriter

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from testing.records import record_in
 from tests.trainer_hooks.scripts import watched
 
 from rankscope.record.reader import read_rank
@@ -46,8 +47,7 @@ def test_ranks_that_swap_numbers_in_a_new_group_start_new_records(runs: Path) ->
 
 
 def test_a_process_that_stays_the_same_rank_keeps_its_record(runs: Path) -> None:
-    (path,) = (runs / "same_rank").glob("*.rank")
-    record = read_rank(path)
+    record = record_in(runs / "same_rank")
     assert record["steps"] == 2 + 3 + 4
     assert record.info["backend"] == "gloo"
 
@@ -67,5 +67,4 @@ def test_a_program_started_by_a_rank_is_a_rank_only_if_it_trains(runs: Path) -> 
 
 @pytest.mark.parametrize("scenario", ["helper_of_a_rank", "evaluator_of_a_rank"])
 def test_a_forked_helper_of_a_rank_has_no_record(runs: Path, scenario: str) -> None:
-    (path,) = (runs / scenario).glob("*.rank")
-    assert read_rank(path)["steps"] == 2
+    assert record_in(runs / scenario)["steps"] == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from testing.own_record import snapshot
+from testing.records import record_in
 from testing.torchrun import environment, forked
 
 import rankscope
@@ -48,8 +49,7 @@ def test_backward_passes_count_as_steps_and_this_is_logged_once(run_dir: Path, r
 
 def test_a_job_with_fewer_passes_has_no_step_and_prints_that_at_its_end(run_dir: Path) -> None:
     job = run_job(1, PASSES_WITHOUT_STEP, RANKSCOPE="1")
-    (path,) = run_dir.glob("*.rank")
-    assert read_rank(path)["steps"] == 0
+    assert record_in(run_dir)["steps"] == 0
     assert f"{PASSES_WITHOUT_STEP} backward passes but no step in" in job.stderr.splitlines()[-1]
     assert "rankscope.step()" in job.stderr.splitlines()[-1]
 

@@ -83,8 +83,7 @@ def ended(readings: Readings, *ranks: int, reason: str = "killed", at: float = 6
 
 
 def test_a_crash_is_critical_and_found_after_the_other_ends_would_be_seen() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     seen = [trial.judge.update(at, ended(ranks, 2)) for at, ranks in trial.training.train(8)]
     assert [verdict.at for verdict in seen if verdict.findings] == [64.0, 65.0, 66.0, 67.0, 68.0]
     assert seen[-1].findings[0].severity == "critical"
@@ -92,8 +91,7 @@ def test_a_crash_is_critical_and_found_after_the_other_ends_would_be_seen() -> N
 
 
 def test_a_restarted_rank_has_not_crashed() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     for at, ranks in trial.training.train(10):
         verdict = trial.judge.update(at, ended(ranks, 2))
     assert verdict.findings
@@ -103,8 +101,7 @@ def test_a_restarted_rank_has_not_crashed() -> None:
 
 def test_a_run_that_waits_for_a_dead_rank_has_one_finding() -> None:
     """The others hang if torchrun is gone as well."""
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     *_, (_, still) = trial.training.train(1)
     for second in range(120):
         stuck = {rank: replace(one, at=61.0 + second) for rank, one in still.items()}
@@ -131,8 +128,7 @@ def test_a_straggler_that_dies_is_only_a_crash() -> None:
 
 
 def test_an_ended_run_has_no_findings() -> None:
-    trial = Trial()
-    trial.train(60, spend("backward", 0.2, 1))
+    trial = Trial().trained(60, spend("backward", 0.2, 1))
     *_, (_, last) = trial.training.train(1, spend("backward", 0.2, 1))
     for second in range(60):
         verdict = trial.judge.update(62.0 + second, ended(last, 0, 1, 2, 3, reason="finished"))

@@ -85,8 +85,7 @@ def test_a_host_that_waits_for_its_device_is_in_a_collective_only_where_devices_
 
 
 def test_a_hang_is_found_after_45_seconds_if_the_run_has_a_pace() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     seconds, finding = trial.find(hang("backward", 2), kinds=("hang",))
     assert 45 <= seconds <= 48
     assert finding
@@ -95,24 +94,21 @@ def test_a_hang_is_found_after_45_seconds_if_the_run_has_a_pace() -> None:
 
 
 def test_an_early_hang_is_found_within_90_seconds_if_a_rank_is_behind_in_collectives() -> None:
-    trial = Trial()
-    trial.train(15)
+    trial = Trial().trained(15)
     seconds, finding = trial.find(hang("backward", 2), kinds=("hang",))
     assert 88 <= seconds <= 92
     assert finding
 
 
 def test_an_early_stall_of_ranks_with_equal_counts_may_be_compilation_and_takes_five_minutes() -> None:
-    trial = Trial()
-    trial.train(15)
+    trial = Trial().trained(15)
     seconds, finding = trial.find(hang("forward"), kinds=("hang",))
     assert 298 <= seconds <= 302
     assert finding
 
 
 def test_a_run_that_had_a_long_pause_has_more_time() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     trial.train(1, spend("other", 20.0, 0))
     trial.train(60)
     seconds, _ = trial.find(hang("backward", 2), kinds=("hang",))
@@ -140,8 +136,7 @@ def test_the_stall_limit_depends_on_the_phase_and_the_history(phase, past, neede
 
 
 def test_a_stall_is_shown_from_its_first_seconds_with_the_rank_and_the_remaining_time() -> None:
-    trial = Trial()
-    trial.train(15)
+    trial = Trial().trained(15)
     verdict = trial.train(8, hang("backward", 2))
     (pending,) = verdict.pending
     assert not verdict.findings
@@ -150,8 +145,7 @@ def test_a_stall_is_shown_from_its_first_seconds_with_the_rank_and_the_remaining
 
 
 def test_a_run_that_makes_progress_again_does_not_hang() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     trial.train(1, spend("other", 55.0, 1))
     assert [one.kind for one in trial.train(50).findings] == ["hang"]
     assert not trial.train(10).findings
@@ -159,30 +153,26 @@ def test_a_run_that_makes_progress_again_does_not_hang() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_only_a_single_process_outside_of_phases_is_interactive(ranks) -> None:
-    trial = Trial(Training(ranks))
-    trial.train(60)
+    trial = Trial(Training(ranks)).trained(60)
     verdict = trial.train(300, hang("other", 0))
     kinds = [finding.kind for finding in verdict.findings], [pending.lacks for pending in verdict.pending]
     assert kinds == (([], ["interactive"]) if ranks == 1 else (["hang"], []))
 
 
 def test_a_single_process_that_stops_in_a_phase_hangs() -> None:
-    trial = Trial(Training(1))
-    trial.train(60)
+    trial = Trial(Training(1)).trained(60)
     assert trial.train(60, hang("data_wait")).findings[0].candidate.cause == "data_wait"
 
 
 def test_a_long_checkpoint_and_a_long_start_up_are_not_hangs() -> None:
-    trial = Trial(Training(4, startup=900.0))
-    trial.train(1000)
+    trial = Trial(Training(4, startup=900.0)).trained(1000)
     trial.train(1, spend("checkpoint", 900.0, 0))
     trial.train(950)
     assert "hang" not in trial.kinds()
 
 
 def test_while_a_run_hangs_all_of_its_gpu_time_is_lost_to_the_stall() -> None:
-    trial = Trial()
-    trial.train(60)
+    trial = Trial().trained(60)
     assert trial.train(60, hang("backward", 2)).lost == {"stall": 1.0}
 
 
