@@ -61,7 +61,8 @@ class Job:
     def __init__(self, directory: Path, ranks: int = 4, start: float = 1000.0, **labels: object) -> None:
         self.ranks = [SimulatedRank(directory, rank, start, **labels) for rank in range(ranks)]
 
-    def run(self, steps: int, plan: Plan, transfer: float = TRANSFER, after: Plan = lambda _s, _r: {}) -> None:
+    def run(self, steps: int, plan: Plan, transfer: float = TRANSFER, after: Plan = lambda _s, _r: {}) -> Job:
+        """Make these steps. Return this job."""
         for step in range(steps):
             self._spend(step, plan)
             all_arrived = max(rank.now for rank in self.ranks)
@@ -70,6 +71,7 @@ class Job:
             self._spend(step, after)
             for rank in self.ranks:
                 rank.step()
+        return self
 
     def _spend(self, step: int, plan: Plan) -> None:
         for number, rank in enumerate(self.ranks):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from testing.clock import Clock
+from testing.waiting import eventually
 
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.driver import Driver
@@ -29,6 +30,11 @@ class Machine:
         options.setdefault("clock", self.clock)
         self.simulated = SimulatedDriver(parse_scenario(yaml.safe_load(scenario)), **options)
         self.driver = Driver()
+
+    def advance(self, seconds: float, condition: Callable[[], object]) -> None:
+        """Advance the clock, and wait until the condition holds."""
+        self.clock.advance(seconds)
+        eventually(condition)
 
     def device(self, index: int = 0) -> Device:
         assert self.driver.connect()

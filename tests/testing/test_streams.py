@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from testing.asynchronous_device import asynchronous_device, launch, read, streams
+from testing.waiting import in_a_thread
 
 
 @pytest.fixture(autouse=True)
@@ -120,9 +121,7 @@ def test_a_read_waits_for_all_launched_work():
 def test_the_current_stream_is_the_threads_own():
     mine, found = torch.cuda.Stream(), []
     with torch.cuda.stream(mine):
-        thread = threading.Thread(target=lambda: found.append(torch.cuda.current_stream()))
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: found.append(torch.cuda.current_stream()))
         assert torch.cuda.current_stream() == mine == torch.cpu.current_stream()
         with torch.cuda.stream(None):
             assert torch.cuda.current_stream() == mine

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from testing.own_record import snapshot
+from testing.waiting import in_a_thread
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
@@ -221,9 +221,7 @@ def test_an_exception_of_the_job_is_raised_unchanged_and_no_phase_stays_open() -
 @pytest.mark.usefixtures("run_dir", "errors_raise")
 def test_training_on_another_thread_is_counted() -> None:
     rankscope.instrument()
-    thread = threading.Thread(target=train, args=(5,))
-    thread.start()
-    thread.join()
+    in_a_thread(train, 5)
     assert snapshot()["steps"] == 5
 
 

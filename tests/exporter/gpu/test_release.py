@@ -56,8 +56,7 @@ def test_released_gpus_have_no_handle_no_thread_and_no_series(sampling):
 def test_xid_counts_remain_while_the_gpus_are_released(sampling):
     m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, xid: 31}]}}")
     eventually(lambda: [xids.counts for xids in sampler.xids().values()] == [{}, {}])
-    m.clock.advance(5)
-    eventually(lambda: sampler.xids()[SECOND].counts == {31: 1})
+    m.advance(5, lambda: sampler.xids()[SECOND].counts == {31: 1})
     sampler.release(LONG)
     assert [xids.counts for xids in sampler.xids().values()] == [{}, {31: 1}]
 
@@ -70,8 +69,7 @@ def test_all_series_return_and_busy_time_continues_without_the_unobserved_time(s
         return reading["gpu"].busy_seconds if reading else 0
 
     for second in range(1, 6):
-        m.clock.advance(1)
-        eventually(lambda second=second: busy_seconds() >= second - 1)
+        m.advance(1, lambda second=second: busy_seconds() >= second - 1)
     names, before = published(sampler), sampler.readings(load.COLLECTOR)[FIRST]["gpu"].busy_seconds
     sampler.release(LONG)
     m.clock.advance(1000)
@@ -126,8 +124,7 @@ def test_a_release_can_be_extended_and_resumed_twice(sampling):
 def test_nothing_is_released_while_one_gpu_is_stuck_and_the_others_continue(sampling):
     timing = Timing(interval=0.02, deadline=2, reopen_after=0.02)
     m, sampler = sampling("{gpus: 3, timeline: {1: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}]}}", timing=timing)
-    m.clock.advance(5)
-    eventually(lambda: sampler.readings(gpu.COLLECTOR)[SECOND] is None)
+    m.advance(5, lambda: sampler.readings(gpu.COLLECTOR)[SECOND] is None)
     with pytest.raises(ReleaseError, match="gpu-1: a driver call does not return"):
         sampler.release(LONG)
     assert not sampler.is_released

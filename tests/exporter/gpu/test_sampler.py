@@ -73,8 +73,7 @@ def test_a_lost_gpu_has_no_values_and_returns(sampling):
 def test_a_gpu_lost_during_a_reading_is_down_at_once(sampling):
     scenario = "{gpus: 2, timeline: {0: [{at: 5, fails: {nvmlDeviceGetPowerUsage: GPU_IS_LOST}}]}}"
     m, sampler = sampling(scenario)
-    m.clock.advance(5)
-    eventually(lambda: sampler.readings(gpu.COLLECTOR)[FIRST] is None)
+    m.advance(5, lambda: sampler.readings(gpu.COLLECTOR)[FIRST] is None)
     assert sampler.readings(temperature.COLLECTOR)[FIRST] is None
     assert sampler.gpus_seen == 1
 
@@ -88,14 +87,11 @@ def test_counters_of_a_returning_gpu_continue(sampling):
         return reading["gpu"].busy_seconds if reading else -1
 
     for second in range(1, 10):
-        m.clock.advance(1)
-        eventually(lambda second=second: busy_seconds() >= second - 1)
+        m.advance(1, lambda second=second: busy_seconds() >= second - 1)
     before = busy_seconds()
     assert before > 7
-    m.clock.advance(1)
-    eventually(lambda: sampler.gpus_seen == 0)
-    m.clock.advance(5)
-    eventually(lambda: sampler.gpus_seen == 1)
+    m.advance(1, lambda: sampler.gpus_seen == 0)
+    m.advance(5, lambda: sampler.gpus_seen == 1)
     assert before <= busy_seconds() <= before + 1.01
 
 
@@ -103,8 +99,7 @@ def test_a_blocking_device_delays_only_itself(sampling):
     m, sampler = sampling(
         "{gpus: 2, timeline: {0: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}, {at: 6, blocks: {}}]}}", timing=FAST
     )
-    m.clock.advance(5)
-    eventually(lambda: sampler.readings(gpu.COLLECTOR)[FIRST] is None)
+    m.advance(5, lambda: sampler.readings(gpu.COLLECTOR)[FIRST] is None)
     assert sampler.readings(memory.COLLECTOR)[FIRST] is None, "readings from before the block are stale as well"
     m.clock.advance(1)
     joules = m.simulated.gpus[1].energy(m.simulated.now())
@@ -134,16 +129,14 @@ def test_a_machine_without_a_driver_is_ready_and_reports_it(sampling):
 
 def test_a_driver_that_appears_later_is_connected(sampling):
     m, sampler = sampling("{gpus: 2, driver: [{at: 0, loaded: false}, {at: 5, loaded: true}]}")
-    m.clock.advance(5)
-    eventually(lambda: sampler.gpus_seen == 2)
+    m.advance(5, lambda: sampler.gpus_seen == 2)
     assert sampler.nvml_up
     assert sampler.gpus_expected == 2
 
 
 def test_the_values_of_an_unloaded_driver_are_dropped_at_once(sampling):
     m, sampler = sampling("{gpus: 2, driver: [{at: 5, loaded: false}]}")
-    m.clock.advance(5)
-    eventually(lambda: not sampler.nvml_up)
+    m.advance(5, lambda: not sampler.nvml_up)
     assert set(uuids_published(sampler)) == {"rankscope_gpu_up"}, "although none is stale"
 
 
@@ -152,14 +145,11 @@ def test_the_gpus_of_an_unloaded_driver_return_with_it(sampling):
         "{gpus: 2, driver: [{at: 5, loaded: false}, {at: 9, loaded: true}], timeline: {0: [{at: 12, xid: 31}]}}",
         timing=FAST,
     )
-    m.clock.advance(5)
-    eventually(lambda: not sampler.nvml_up and sampler.gpus_seen == 0)
+    m.advance(5, lambda: not sampler.nvml_up and sampler.gpus_seen == 0)
     assert sampler.gpus_expected == 2, "missing GPUs are known from before"
-    m.clock.advance(4)
-    eventually(lambda: sampler.nvml_up and sampler.gpus_seen == 2)
+    m.advance(4, lambda: sampler.nvml_up and sampler.gpus_seen == 2)
     eventually(lambda: sampler._watcher and len(sampler._watcher._registered) == 2)
-    m.clock.advance(3)
-    eventually(lambda: counts(sampler)[FIRST] == {31: 1})
+    m.advance(3, lambda: counts(sampler)[FIRST] == {31: 1})
 
 
 def test_every_xid_is_counted_including_repeated_codes(sampling):
@@ -167,12 +157,10 @@ def test_every_xid_is_counted_including_repeated_codes(sampling):
         "{gpus: 2, timeline: {1: [{at: 5, xid: 31}, {at: 6, xid: 31}, {at: 7, xid: 79, lost: true}, {at: 7, xid: 31}]}}"
     )
     eventually(lambda: counts(sampler) == {FIRST: {}, SECOND: {}})
-    m.clock.advance(6)
-    eventually(lambda: counts(sampler)[SECOND] == {31: 2})
+    m.advance(6, lambda: counts(sampler)[SECOND] == {31: 2})
     assert sampler.xids()[FIRST].last == {}
     assert set(sampler.xids()[SECOND].last) == {31}
-    m.clock.advance(1)
-    eventually(lambda: counts(sampler)[SECOND] == {31: 3, 79: 1})
+    m.advance(1, lambda: counts(sampler)[SECOND] == {31: 3, 79: 1})
     eventually(lambda: sampler.gpus_seen == 1)
     assert counts(sampler) == {FIRST: {}, SECOND: {31: 3, 79: 1}}, "the last events of a lost GPU are kept"
 
@@ -243,8 +231,7 @@ def test_missing_gpus_trigger_a_reconnect_while_the_others_stay_up(sampling, mon
     m, sampler = sampling("{gpus: 2, timeline: {0: [{at: 5, lost: true}]}}", timing=timing)
     time.sleep(3 * timing.reconnect_after)
     assert len(made) == 1, "no reconnect while all GPUs are present"
-    m.clock.advance(5)
-    eventually(lambda: len(made) >= 3)
+    m.advance(5, lambda: len(made) >= 3)
     assert sampler.readings(gpu.COLLECTOR)[SECOND] is not None
 
 
@@ -252,15 +239,13 @@ def test_the_driver_is_not_closed_during_a_stuck_call(sampling, monkeypatch):
     made = connections(monkeypatch)
     timing = Timing(interval=0.02, deadline=0.2, reopen_after=0.02, reconnect_after=0.1)
     m, sampler = sampling(STUCK_AND_THEN_UNLOADED, timing=timing)
-    m.clock.advance(5)
-    eventually(lambda: sampler._devices[0].is_stuck)
+    m.advance(5, lambda: sampler._devices[0].is_stuck)
     eventually(lambda: sampler._devices[1].worker.is_running)
     healthy = sampler._devices[1]
     time.sleep(5 * timing.reconnect_after)
     assert sampler._devices[1] is healthy
     assert not healthy.worker._stop.is_set(), "the others are not interrupted"
-    m.clock.advance(1)
-    eventually(lambda: not sampler.nvml_up)
+    m.advance(1, lambda: not sampler.nvml_up)
     time.sleep(5 * timing.interval)
     assert len(made) == pynvml._nvmlLib_refcount == 1
 
@@ -420,8 +405,7 @@ def test_a_gpu_counts_as_missing_only_after_all_have_been_read(machine):
 
 def test_a_lost_gpu_does_not_count_as_missing(sampling):
     m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, lost: true}]}}")
-    m.clock.advance(5)
-    eventually(lambda: sampler.gpus_seen == 1)
+    m.advance(5, lambda: sampler.gpus_seen == 1)
     assert not sampler.lacks(SECOND.uuid)
 
 

@@ -124,8 +124,7 @@ def test_ranks_that_wait_on_the_host_are_measured_there_while_one_has_no_device(
 
 
 def test_after_a_change_to_the_device_clock_no_step_counts_twice(run_dir: Path, alignment: Aligning) -> None:
-    job = Job(run_dir, ranks=2, backend="gloo")
-    job.run(20, even)
+    job = Job(run_dir, ranks=2, backend="gloo").run(20, even)
     alignment.poll()
     for rank in job.ranks:
         rank.measure({"forward": 1.0}, 20)

@@ -43,8 +43,9 @@ def read(slots: dict[str, float] | None = None, exit_unix: float | None = None, 
 
 
 def test_a_run_on_one_machine_is_read_completely(run_dir) -> None:
-    job = Job(run_dir, ranks=2, group="0-1", world_size="2", node="node-a", uuid="GPU-7")
-    job.run(20, lagging("data_wait", laggard=1))
+    Job(run_dir, ranks=2, group="0-1", world_size="2", node="node-a", uuid="GPU-7").run(
+        20, lagging("data_wait", laggard=1)
+    )
     ranks = scan(RunDirectory([run_dir])).ranks
     aligned = {one.key: one for one in StepAlignment(30.0).take(ranks)}
     first, second = sorted((reading(one, aligned[one.key], None, None) for one in ranks), key=lambda one: one.rank)

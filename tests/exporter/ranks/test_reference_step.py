@@ -47,8 +47,7 @@ def test_a_rank_that_is_alone_on_its_node_shows_a_reference_step(run_dir: Path, 
 
 
 def test_a_reference_step_is_shown_until_the_next_one(run_dir: Path, alignment: Aligning) -> None:
-    job = Job(run_dir, ranks=1)
-    job.run(16, even)
+    job = Job(run_dir, ranks=1).run(16, even)
     for number in range(17, 60):
         job.run(1, even)
         assert alignment.poll().references() == {"0": ("host", last_sampled(number))}
@@ -69,8 +68,7 @@ def test_a_rarely_measured_device_shows_its_last_measured_step(run_dir: Path, al
 
 def test_ranks_one_level_apart_share_every_second_reference_step(run_dir: Path) -> None:
     less_often, often = Aligning(run_dir, INTERVAL), Aligning(run_dir, INTERVAL / 2)
-    job = Job(run_dir, ranks=1)
-    job.run(2, even)
+    job = Job(run_dir, ranks=1).run(2, even)
     shown: list[set[tuple[str, int]]] = [set(), set()]
     for _ in range(200):
         job.run(1, even)
@@ -90,8 +88,7 @@ def test_without_a_measured_gpu_that_waits_there_is_no_reference_step(
 
 
 def test_the_hosts_reference_step_disappears_when_the_device_is_measured(run_dir: Path, alignment: Aligning) -> None:
-    job = Job(run_dir, ranks=1, backend="gloo")
-    job.run(50, even)
+    job = Job(run_dir, ranks=1, backend="gloo").run(50, even)
     alignment.poll()
     assert not is_sampled(50, LEVEL)
     job.ranks[0].measure({"forward": 1.0}, 50)
@@ -99,8 +96,7 @@ def test_the_hosts_reference_step_disappears_when_the_device_is_measured(run_dir
 
 
 def test_a_new_record_of_the_rank_starts_without_a_reference_step(run_dir: Path, alignment: Aligning) -> None:
-    job = Job(run_dir, ranks=1)
-    job.run(50, even)
+    job = Job(run_dir, ranks=1).run(50, even)
     alignment.poll()
     for path in run_dir.glob("*.rank"):
         path.unlink()
@@ -109,15 +105,15 @@ def test_a_new_record_of_the_rank_starts_without_a_reference_step(run_dir: Path,
 
 
 def test_an_ended_rank_shows_no_reference_step(run_dir: Path, alignment: Aligning) -> None:
-    job = Job(run_dir, ranks=1)
-    job.run(50, even)
+    Job(run_dir, ranks=1).run(50, even)
     alignment.poll()
     assert alignment.poll(alive=False).references() == {}
 
 
 def test_the_phases_sum_to_the_length_and_always_include_waiting(run_dir: Path) -> None:
-    job = Job(run_dir, ranks=2)
-    job.run(50, lambda _step, rank: {**even(0, rank), "data_wait": 0.0 if rank else 0.002}, transfer=0.0)
+    Job(run_dir, ranks=2).run(
+        50, lambda _step, rank: {**even(0, rank), "data_wait": 0.0 if rank else 0.002}, transfer=0.0
+    )
     assert samples(run_dir, "rankscope_rank_reference_step") == {(r, "host"): last_sampled(50) for r in ("0", "1")}
     seconds = samples(run_dir, "rankscope_rank_reference_step_seconds")
     expected = {"forward": COMPUTE / 4, "backward": COMPUTE * 3 / 4}

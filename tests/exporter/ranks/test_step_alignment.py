@@ -83,8 +83,7 @@ def test_each_step_counts_once_even_if_records_are_read_repeatedly(run_dir: Path
 
 
 def test_missed_steps_do_not_count(run_dir: Path, alignment: Aligning) -> None:
-    job = Job(run_dir)
-    job.run(1000, even)
+    job = Job(run_dir).run(1000, even)
     missed = alignment.poll().alignments()[0].steps
     assert missed <= layout.RING_STEPS
     job.run(10, even)
@@ -126,8 +125,7 @@ def test_ranks_of_different_pipeline_stages_are_not_compared(run_dir: Path, alig
 def test_a_rank_that_was_instrumented_later_is_aligned_by_the_ends_of_its_steps(
     run_dir: Path, alignment: Aligning
 ) -> None:
-    job = Job(run_dir, ranks=3)
-    job.run(40, lagging("forward", laggard=0))
+    job = Job(run_dir, ranks=3).run(40, lagging("forward", laggard=0))
     job.ranks.append(SimulatedRank(run_dir, 3, job.ranks[0].now))
     job.run(41, lagging("forward", laggard=0))
     assert {a.steps for a in alignment.poll().alignments()} == {40}
@@ -144,8 +142,7 @@ def test_a_slow_end_of_the_step_is_not_mistaken_for_another_step(run_dir: Path, 
 
 
 def test_ranks_with_the_same_run_that_do_not_step_together_are_not_aligned(run_dir: Path, alignment: Aligning) -> None:
-    job = Job(run_dir, ranks=1)
-    job.run(50, even)
+    job = Job(run_dir, ranks=1).run(50, even)
     unrelated = Job(run_dir, ranks=2, start=job.ranks[0].now + 100).ranks[1]
     for _ in range(50):
         unrelated.spend("forward", 0.07)
@@ -194,8 +191,7 @@ def test_restarted_ranks_are_not_aligned_with_old_steps_of_the_others(run_dir: P
 
 
 def test_published_values_do_not_change_while_they_are_read(run_dir: Path, alignment: Aligning) -> None:
-    job = Job(run_dir)
-    job.run(11, lagging("forward"))
+    job = Job(run_dir).run(11, lagging("forward"))
     before = alignment.poll().alignments()
     job.run(10, lagging("forward"))
     alignment.poll()

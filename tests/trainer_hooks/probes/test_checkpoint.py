@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ import torch
 import torch.distributed.checkpoint as distributed_checkpoint
 from testing.own_record import installed, seconds, value
 from testing.torchrun import reports
+from testing.waiting import in_a_thread
 
 import rankscope
 from rankscope import guard
@@ -188,9 +188,7 @@ def test_a_save_that_raises_is_not_a_checkpoint_and_raises_in_the_script(timelin
 
 
 def test_a_save_on_another_thread_does_not_change_the_record(timeline: Timeline, tmp_path: Path) -> None:
-    thread = threading.Thread(target=torch.save, args=(MODEL.state_dict(), tmp_path / "model.pt"))
-    thread.start()
-    thread.join()
+    in_a_thread(torch.save, MODEL.state_dict(), tmp_path / "model.pt")
     assert (tmp_path / "model.pt").exists()
     assert value(timeline, "checkpoints") == 0
 
@@ -266,9 +264,7 @@ def test_an_asynchronous_save_counts_when_it_is_finished_with_its_blocking_time(
     blocked = seconds(timeline, layout.CHECKPOINT)
     saves.poll()
     assert value(timeline, "checkpoints") == 0
-    thread = threading.Thread(target=future.set_result, args=(None,))
-    thread.start()
-    thread.join()
+    in_a_thread(future.set_result, None)
     assert value(timeline, "checkpoints") == 0  # the other thread only notes it
     saves.poll()
     assert value(timeline, "checkpoints") == 1

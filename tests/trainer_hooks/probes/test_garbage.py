@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
 
 import pytest
 from testing.own_record import installed
+from testing.waiting import in_a_thread
 
 from rankscope import guard
 from rankscope.guard import Guard
@@ -43,9 +43,7 @@ def test_collections_are_counted_by_generation_with_their_time(timeline: Timelin
 
 
 def test_a_collection_on_another_thread_is_counted_too(timeline: Timeline) -> None:
-    thread = threading.Thread(target=gc.collect)
-    thread.start()
-    thread.join()
+    in_a_thread(gc.collect)
     assert collections(timeline) == [0.0, 0.0, 1.0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from testing.own_record import snapshot
+from testing.waiting import in_a_thread
 
 import rankscope
 from rankscope.record.snapshot import RankSnapshot
@@ -306,9 +306,7 @@ def test_optimizers_that_step_on_a_thread_of_the_autograd_engine_do_not_take_ove
     optimizer = torch.optim.SGD([weight], lr=0.1)
 
     def hook(_: torch.Tensor) -> None:
-        thread = threading.Thread(target=optimizer.step)
-        thread.start()
-        thread.join()
+        in_a_thread(optimizer.step)
 
     weight.register_post_accumulate_grad_hook(hook)
     for _ in range(4):

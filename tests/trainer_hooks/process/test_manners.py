@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from testing.leaving import leave
 from testing.own_record import attachment
+from testing.waiting import in_a_thread
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -129,9 +130,7 @@ def test_training_is_followed_to_another_thread_and_back() -> None:
     rankscope.instrument()
     for expected in (10, 20, 30):
         if expected == 20:
-            thread = threading.Thread(target=train, args=(10,))
-            thread.start()
-            thread.join()
+            in_a_thread(train, 10)
         else:
             train(10)
         assert attachment().timeline.steps.count == expected
@@ -140,9 +139,7 @@ def test_training_is_followed_to_another_thread_and_back() -> None:
 
 def test_all_backward_passes_of_a_single_training_thread_are_counted() -> None:
     rankscope.instrument()
-    thread = threading.Thread(target=train, args=(10,))
-    thread.start()
-    thread.join()
+    in_a_thread(train, 10)
     steps = attachment().timeline.steps
     assert (steps.count, steps.micro_steps) == (10, 10)
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from testing.clock import Clock
+from testing.waiting import in_a_thread
 
 from rankscope.probes.collectives import NOTHING, Collectives
 from rankscope.record import layout
@@ -258,9 +259,7 @@ def test_events_of_other_threads_are_ignored(timeline: Timeline, clock: Clock) -
         clock.now += 5
         timeline.leave(opened)
 
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
+    in_a_thread(other)
     timeline.leave(timeline.enter(layout.FORWARD))
     assert seconds(timeline) == {"other": 5.0}
 
@@ -299,9 +298,7 @@ def test_another_thread_of_the_script_with_its_own_backward_pass_is_ignored(
         timeline.leave(opened)
 
     outer = timeline.enter(layout.BACKWARD)
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
+    in_a_thread(other)
     timeline.leave(outer)
     assert seconds(timeline) == {"backward": 5.0}
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 
 import pynvml
 import pytest
-from testing.waiting import eventually
+from testing.waiting import eventually, in_a_thread
 
 from rankscope_exporter.gpu.collectors import gpm
 from rankscope_exporter.gpu.device_sampler import Timing
@@ -108,8 +107,7 @@ def test_lost_and_released_gpus_free_their_samples(machine, allocated_samples):
     sampler.start()
     try:
         eventually(lambda: len(allocated_samples) == 4)
-        m.clock.advance(5)
-        eventually(lambda: len(allocated_samples) == 2)
+        m.advance(5, lambda: len(allocated_samples) == 2)
         sampler.release(3600)
         assert allocated_samples == []
     finally:
@@ -176,7 +174,5 @@ def test_the_simulated_driver_rejects_a_sample_of_another_thread(machine):
         except DriverError as error:
             errors.append(str(error))
 
-    thread = threading.Thread(target=share)
-    thread.start()
-    thread.join()
+    in_a_thread(share)
     assert errors == ["nvmlGpmSampleGet: Invalid Argument"]
