@@ -30,7 +30,7 @@ def test_no_rank_is_named_if_all_differ_at_random(ranks: int, deviation: float) 
 
 @pytest.mark.parametrize(("ranks", "seconds"), [(2, 1.0), (4, 2.0), (10, 1.0)])
 def test_a_slow_rank_is_named_among_ranks_that_differ_at_random(ranks: int, seconds: float) -> None:
-    """With two ranks, a slow rank differs only after most steps from one that is late by chance."""
+    """A slow rank of two differs only after most steps from one that is late by chance."""
     trial = Trial(Training(ranks))
     trial.train(60, uneven(0.2, seed=1))
     trial.train(130 if ranks == 2 else 60, uneven(0.2, seed=2), spend("backward", seconds, 1))
