@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
 
@@ -202,13 +202,14 @@ def _by_peers(ranks: Sequence[RankFacts]) -> Mapping[Peers, Sequence[RankFacts]]
 def _compare_peers(members: Sequence[RankFacts]) -> Sequence[RankFacts]:
     """Return the ranks with their group's clock and each rank's lag."""
     clock = DEVICE if all(one.spent.device_steps > 0 for one in members) else HOST
-    members = [replace(one, clock=clock) for one in members]
-    waits = [one.wait for one in members]
+    members = [RankFacts(one.now, one.seconds, one.spent, clock) for one in members]
     if len(members) < 2 or not _is_comparable(members):
         return members
+    waits = [one.wait for one in members]
     # The median of two values is their mean, which would halve the lag.
     reference = median(waits) if len(waits) > 2 else max(waits)
-    return [replace(one, lag=reference - wait) for one, wait in zip(members, waits, strict=True)]
+    lags = [reference - wait for wait in waits]
+    return [RankFacts(one.now, one.seconds, one.spent, clock, lag) for one, lag in zip(members, lags, strict=True)]
 
 
 def _is_comparable(members: Sequence[RankFacts]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -165,8 +165,9 @@ class History:
                 planned[one.phase] = max(one.seconds, planned.get(one.phase, 0.0))
         # Too soon after the first steps, the usual pauses are unknown.
         is_known = self._stepped_since is not None and self._progress - self._stepped_since > limits.pace_known_after
-        recent = [minute for minute in self._minutes if at - minute.at <= limits.amp_seconds + self._minute]
-        skips = recent[-1].amp_skips - recent[0].amp_skips if recent else 0.0
+        span = limits.amp_seconds + self._minute
+        recent = list(takewhile(lambda minute: at - minute.at <= span, reversed(self._minutes)))
+        skips = recent[0].amp_skips - recent[-1].amp_skips if recent else 0.0
         return Past(
             longest_pause=max(usual, default=MIN_PAUSE) if is_known else None,
             longest_planned_pauses=planned,

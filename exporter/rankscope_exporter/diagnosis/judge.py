@@ -86,7 +86,8 @@ class RunJudge:
             self._end_part(at, readings)
         window = self._recent(readings)
         verdict.facts, verdict.lost = window.run, window.lost
-        states = [candidate for one in STATES for candidate in one.detect(window, self.history.past(at))]
+        past = self.history.past(at)
+        states = [candidate for one in STATES for candidate in one.detect(window, past)]
         self._states.update(at, states)
         self._decide(verdict, window, states)
         self._is_ready |= self._losses.shortest is not None

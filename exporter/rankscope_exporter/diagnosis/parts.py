@@ -104,12 +104,13 @@ class Parts:
         fitting = [
             ring for ring, long in zip(self._rings, RESOLUTIONS, strict=True) if long * tier.parts <= tier.seconds
         ]
-        newest = list(reversed(fitting[-1]))
+        newest: list[Part] = []
         seconds = steps = 0.0
-        for count, part in enumerate(newest, start=1):
+        for part in reversed(fitting[-1]):
+            newest.append(part)
             seconds, steps = seconds + part.seconds, steps + part.steps
-            if seconds >= tier.seconds and steps >= tier.steps and count >= tier.parts:
-                return Span(newest[:count], self.columns)
+            if seconds >= tier.seconds and steps >= tier.steps and len(newest) >= tier.parts:
+                return Span(newest, self.columns)
         return None
 
     def _add(self, part: Part) -> None:

@@ -80,7 +80,10 @@ class LossFindings:
         for key in dict.fromkeys((*self._parts.keys, *self._open)):
             if key[0] not in _DETECTORS:
                 continue
-            allowance, mean = self._allowance(key, shortest), shortest.mean(key)
+            mean = shortest.mean(key)
+            if key not in self._open and (mean is None or mean <= self._thresholds.loss):
+                continue  # no allowance is negative
+            allowance = self._allowance(key, shortest)
             loss = -math.inf if mean is None else mean - allowance
             if key in self._open:
                 self._review(at, key, mean, loss)

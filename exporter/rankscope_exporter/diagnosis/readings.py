@@ -233,7 +233,10 @@ def _known_less(now: float | None, then: float | None) -> float | None:
 
 
 def _less_by_name(now: Mapping[str, float], then: Mapping[str, float]) -> Mapping[str, float]:
-    return {name: _less(value, then.get(name, 0.0)) for name, value in now.items()}
+    if not now:
+        return {}
+    before = then.get  # as _less, without a call for each name
+    return {name: value - base if value >= (base := before(name, 0.0)) else value for name, value in now.items()}
 
 
 NESTED = {

@@ -34,14 +34,21 @@ SHOWN_AFTER = 5.0  # seconds without progress; shown long before it is a finding
 
 def detect(window: Window, past: Past) -> Iterator[Candidate]:
     """Yield the hang from its first seconds on; in a planned phase, after half of the time allowed for it."""
-    run, behind = window.run, ranks_behind(window.run)
-    needed = stall_limit(run, past, window.thresholds, has_evidence=bool(behind))
-    shown_after = needed / 2 if _planned(run) else min(needed, max(SHOWN_AFTER, 2.0 * (past.longest_pause or 0.0)))
-    if not run.ranks or run.stalled < shown_after or is_interactive(run):
+    run = window.run
+    limits = [stall_limit(run, past, window.thresholds, has_evidence=known) for known in (False, True)]
+    if not run.ranks or run.stalled < _shown_after(run, past, min(limits)) or is_interactive(run):
+        return
+    behind = ranks_behind(run)
+    needed = limits[bool(behind)]
+    if run.stalled < _shown_after(run, past, needed):
         return
     one, cause = _choose_rank(run, behind)
     evidence = {"stalled": one.stalled, "behind": float(behind.get(one.rank, 0.0)), "ranks_behind": float(len(behind))}
     yield Candidate(KIND, 1.0, cause, place(one), evidence, lasted=run.stalled, needed=needed)
+
+
+def _shown_after(run: RunFacts, past: Past, needed: float) -> float:
+    return needed / 2 if _planned(run) else min(needed, max(SHOWN_AFTER, 2.0 * (past.longest_pause or 0.0)))
 
 
 def is_interactive(run: RunFacts) -> bool:
