@@ -69,6 +69,16 @@ def wilson(count: int, of: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def poisson_bound(count: int) -> float:
+    """Return the upper limit of the expected number with 95% confidence, if this number was counted."""
+    low, high = 0.0, 10.0 * (count + 1)
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        at_most = math.exp(-middle) * sum(middle**number / math.factorial(number) for number in range(count + 1))
+        low, high = (middle, high) if at_most > 1 - CONFIDENCE else (low, middle)
+    return high
+
+
 def newcombe(first: int, second: int, of: int) -> tuple[float, float]:
     """Return Newcombe's interval of the difference of two proportions, each a count of `of`."""
     (low, high), (other_low, other_high) = wilson(first, of), wilson(second, of)

@@ -6,7 +6,16 @@ import math
 import statistics
 
 import pytest
-from testing.statistics import Interval, bootstrap, fisher, median_interval, newcombe, percentile, wilson
+from testing.statistics import (
+    Interval,
+    bootstrap,
+    fisher,
+    median_interval,
+    newcombe,
+    percentile,
+    poisson_bound,
+    wilson,
+)
 
 
 def test_one_of_a_hundred_values_exceeds_the_99th_percentile() -> None:
@@ -43,3 +52,7 @@ def test_intervals_of_proportions_contain_them() -> None:
 def test_the_exact_test_distinguishes_counts() -> None:
     assert fisher(5, 5, 10) == pytest.approx((0.6719, 1.0), abs=1e-4)
     assert fisher(9, 1, 10) == pytest.approx((0.00055, 0.0011), abs=1e-4)
+
+
+def test_a_count_of_zero_may_come_from_three_expected_events():
+    assert [poisson_bound(count) for count in (0, 1, 5)] == pytest.approx([2.996, 4.744, 10.513], abs=1e-3)

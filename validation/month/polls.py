@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from math import isnan
 
 import numpy as np
 from validation.month.plan import Plan
 from validation.month.record import BUCKETS, MEASURED_EVERY, align
-from validation.month.steps import BLOCK, PHASES, WAIT, Array, Block, P, Start, timeline
+from validation.month.steps import PHASES, Array, Block, P, Start, timeline
 
 from rankscope.record.phases import PLANNED
 from rankscope.record.sampling import is_sampled
-from rankscope_exporter.diagnosis.detectors import rotating
 from rankscope_exporter.diagnosis.readings import (
     AlignedCounters,
     Counters,
@@ -22,221 +21,173 @@ from rankscope_exporter.diagnosis.readings import (
     GpuReading,
     RankReading,
 )
-from rankscope_exporter.diagnosis.thresholds import Thresholds
 
-POLL, QUIET_POLL = 1.0, 15.0  # seconds
-MARGIN = 0.8  # ratio of the least loss that alerts
-LONG_PAUSE = 20.0  # seconds: half of the shortest hang
-BEFORE, AFTER = 60.0, 60.0  # seconds around losses near the limit
 PLANNED_NUMBERS = [P[phase] for phase in PLANNED]
 NAMES = [*PHASES, "unknown"]
-Moment = tuple[float, Mapping[int, RankReading]]
+Readings = Mapping[int, RankReading]
+Rows = dict[str, Array]
 
 
-def polls(plan: Plan, is_whole: bool = True) -> Iterator[Moment]:
-    """Yield all ranks' readings once a second; if not whole, once in QUIET_POLL where no loss is near the limit."""
-    totals, critical = _Totals(plan.ranks), _CriticalTimes(plan)
-    when, throttled = 0.0, _Throttled(plan)
-    for part, following in pairwise([*timeline(plan), None]):
-        if not is_whole:
-            critical.scan(part, following)
-        if isinstance(part, Start):
-            totals = _Totals(plan.ranks)
-            while when < part.trains:
-                if when >= part.began:
-                    yield when, _starting(plan, part, when, throttled)
-                when += POLL
-            totals.seconds[P["startup"]] = part.trains - part.began
-            continue
-        shown = _BlockPolls(plan, totals, part)
-        while when < min(part.until, plan.seconds):
-            yield when, shown.at(when, throttled)
-            when += POLL if is_whole or critical.is_near(when) else QUIET_POLL
-        shown.finish()
+class Polls:
+    """The state and the counters of a run at each poll: once a second while its processes live.
 
-
-class _CriticalTimes:
-    """The times at which a loss near the limit of an alert, or a hang, is near."""
+    The first axis of each array is the poll. Counters start when the job starts, and are the sums of the steps that are
+    over at the poll; only `seconds` includes the current step.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._limits = plan, Thresholds()
-        self._baselines: deque[Array] = deque(maxlen=5)
-        self._near: list[tuple[float, float]] = [(0.0, 2 * BLOCK)]
-        self._scanned_until = 0.0
+        self._plan = plan
+        self.is_device = plan.clock == "device"
+        parts: dict[str, list[Array]] = defaultdict(list)
+        for rows in _all_rows(plan):
+            for name, values in rows.items():
+                parts[name].append(values)
+        rows = {name: np.concatenate(values) for name, values in parts.items()}
+        self.times, self.began, self.steps = rows["times"], rows["began"], rows["steps"]
+        self.seconds, self.phase, self.since = rows["seconds"], rows["phase"], rows["since"]
+        """Seconds by phase and rank; the current phase, and its start, by rank."""
+        for job in self.jobs():  # a rounding error must not look like a counter that starts again
+            np.maximum.accumulate(self.seconds[job], axis=0, out=self.seconds[job])
+        self.compared, self.measured_steps, self.compared_seconds = rows["counts"].T
+        self.floor, self.skew, self.blame = rows["floor"], rows["skew"], rows["blame"]
+        self.phases, self.measured = rows["phases"], rows["measured"]
+        """Seconds of compared steps, and of steps that were measured on the device, by phase and rank."""
+        self._collected, self._histogram = rows["collected"], rows["histogram"]
+        self._checkpoints, self._last_checkpoint = rows["checkpoints"], rows["last_checkpoint"]
+        self.throttled, self.clock_seconds = _throttled(plan, self.times)
+        """Seconds with reduced clocks, and the integral of the clock as a ratio of its maximum."""
 
-    def is_near(self, when: float) -> bool:
-        """Return whether every second matters at this time."""
-        self._near = [(begins, ends) for begins, ends in self._near if ends > when]
-        return any(begins <= when for begins, ends in self._near)
+    def __len__(self) -> int:
+        return len(self.times)
 
-    def scan(self, *parts: Start | Block | None) -> None:
-        """Find the times in these parts; parts that were scanned before are skipped."""
-        for part in parts:
-            if isinstance(part, Start):
-                self._near.append((part.ended - BEFORE, part.trains + 2 * BLOCK))
-            elif part is not None and part.begins[0] >= self._scanned_until:
-                self._scanned_until = part.until
-                self._scan(part)
+    def jobs(self) -> list[slice]:
+        """Return the polls of each job."""
+        starts = np.flatnonzero(np.diff(self.began, prepend=-np.inf)).tolist()
+        return [slice(first, end) for first, end in pairwise([*starts, len(self)])]
 
-    def _scan(self, block: Block) -> None:
-        losses, begins = self._losses(block)
-        limits = self._limits
-        in_turn = rotating.wait_by_chance(limits, self._plan.ranks)
-        most = [0.0, limits.network_allowance, in_turn, *[limits.allowance] * 3]
-        baseline = np.min(self._baselines, axis=0) * 0.9 if self._baselines else np.zeros(len(losses))
-        reached = (losses - np.minimum(most, baseline)[:, None] > MARGIN * limits.loss).any(axis=0)
-        longest = block.durations.max(axis=(1, 2))
-        moments = [*begins[reached], *block.begins[longest > LONG_PAUSE]]
-        seconds = {when: longest[np.searchsorted(block.begins, when, side="right") - 1] for when in moments}
-        self._near += [(when - BEFORE, when + long + AFTER) for when, long in seconds.items()]
-        self._near = _merged(self._near)
-        self._baselines.append(np.quantile(losses, 0.25, axis=1))
-
-    def _losses(self, block: Block) -> tuple[Array, Array]:
-        """Return the losses over the shortest span by step: lag, transfer, waiting, data, copies, throttling."""
-        durations = block.durations
-        length = durations.sum(axis=1).max(axis=1)
-        waits = durations[:, WAIT]
-        floor = waits.min(axis=1)
-        lag = (np.median(waits, axis=1, keepdims=True) - waits).max(axis=1)
-        data, copies = (durations[:, P[name]].mean(axis=1) for name in ("data_wait", "h2d_copy"))
-        capped = np.zeros(len(length))
-        for begins, ends, part in self._plan.caps:
-            capped[(block.begins >= begins - BLOCK) & (block.begins < ends + BLOCK)] = part
-        seconds = np.stack((lag, floor, waits.mean(axis=1) - floor, data, copies, capped * length))
-        steps = min(max(12, int(np.ceil(8.0 / length.mean()))), len(length))
-        sums = np.stack([np.convolve(one, np.ones(steps), "valid") for one in seconds])
-        return sums / np.convolve(length, np.ones(steps), "valid"), block.begins[: len(length) - steps + 1]
-
-
-def _merged(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
-    for begins, ends in sorted(intervals):
-        if found and begins <= found[-1][1]:
-            found[-1] = found[-1][0], max(ends, found[-1][1])
-        else:
-            found.append((begins, ends))
-    return found
-
-
-class _Totals:
-    """The sums of the steps before a block."""
-
-    def __init__(self, ranks: int) -> None:
-        self.seconds = np.zeros((len(PHASES), ranks))
-        self.steps = np.zeros(3)  # aligned, measured on the device, seconds aligned
-        self.floor, self.skew, self.collected = (np.zeros(ranks) for _ in range(3))
-        self.blame = np.zeros((len(PHASES) + 1, ranks))
-        self.phases, self.measured = (np.zeros((len(PHASES), ranks)) for _ in range(2))
-        self.histogram = np.zeros(len(BUCKETS) + 1)
-        self.checkpoints = 0.0
-        self.last_checkpoint: float | None = None
-
-
-class _Throttled:
-    """The seconds with reduced clocks, and the integral of the clock ratio, up to a time."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._caps = list(plan.caps)
-        if plan.fault == "throttled GPUs":
-            self._caps.append((plan.onset, plan.heals, 1.0 - 1.0 / plan.dose))
-
-    def at(self, when: float) -> GpuCounters:
-        reduced = [(max(min(when, ends) - begins, 0.0), part) for begins, ends, part in self._caps]
-        seconds, lost = sum(spent for spent, _ in reduced), sum(spent * part for spent, part in reduced)
-        return GpuCounters(busy=when, throttled={"power": seconds}, clock_ratio_seconds=when - lost)
-
-
-def _starting(plan: Plan, start: Start, when: float, throttled: _Throttled) -> Mapping[int, RankReading]:
-    counters = Counters(phases={"startup": when - start.began}, gpu=throttled.at(when))
-    return {
-        rank: RankReading(
-            rank, when, start.began, "0-7", f"{plan.name}-0", f"GPU-{rank}", plan.ranks, last_progress=start.began,
-            phase="startup", phase_since=start.began, gpu=GpuReading(str(rank), 0.6, 1, 0.0), counters=counters,
-        )
-        for rank in range(plan.ranks)
-    }  # fmt: skip
-
-
-class _BlockPolls:
-    """The polls within a block."""
-
-    def __init__(self, plan: Plan, totals: _Totals, block: Block) -> None:
-        self._plan, self._totals, self._block = plan, totals, block
-        durations = block.durations
-        length = durations[:, :, 0].sum(axis=1)
-        self._is_device = plan.clock == "device"
-        measured = np.ones(len(length), bool)
-        if self._is_device:
-            level = max(0, int(np.ceil(np.log2(MEASURED_EVERY / length.mean()))))
-            measured = np.array([is_sampled(int(number), level) for number in block.numbers])
-        is_compared = measured & (durations[:, PLANNED_NUMBERS].sum(axis=(1, 2)) == 0.0)
-        floor, skew, blame = align(durations)
-        compared = is_compared.astype(float)
-        self._sums = {
-            "steps": np.stack((compared, measured, compared * length), axis=1),
-            "floor": floor * compared[:, None],
-            "skew": skew * compared[:, None],
-            "blame": blame * compared[:, None, None],
-            "phases": durations * compared[:, None, None],
-            "measured": durations * measured[:, None, None].astype(float),
-            "collected": block.collected,
-            "histogram": np.identity(len(BUCKETS) + 1)[np.searchsorted(BUCKETS, length)],
-        }
-        self._before = {name: _before(values) + getattr(totals, name) for name, values in self._sums.items()}
-        self._seconds = _before(durations) + totals.seconds
-        self._from = np.cumsum(durations, axis=1) - durations
-
-    def finish(self) -> None:
-        """Add the whole block to the totals."""
-        for name, values in self._sums.items():
-            setattr(self._totals, name, getattr(self._totals, name) + values.sum(axis=0))
-        self._totals.seconds = self._totals.seconds + self._block.durations.sum(axis=0)
-        self._totals.checkpoints += len(self._block.checkpoints)
-        self._totals.last_checkpoint = max(self._block.checkpoints, default=self._totals.last_checkpoint)
-
-    def at(self, when: float, throttled: _Throttled) -> Mapping[int, RankReading]:
-        """Return the readings at a time."""
-        block, plan = self._block, self._plan
-        step = int(np.searchsorted(block.begins, when, side="right")) - 1
-        offset = when - block.begins[step]
-        begun = self._from[step]
-        seconds = self._seconds[step] + np.clip(offset - begun, 0.0, block.durations[step])
-        phase = (offset < begun + block.durations[step]).argmax(axis=0)
-        since = block.begins[step] + np.take_along_axis(begun, phase[None], 0)[0]
-        sums: dict[str, Any] = {name: values[step] for name, values in self._before.items()}
-        by_rank = {name: sums[name].T.tolist() for name in ("blame", "phases", "measured")}
-        gpu, spent = throttled.at(when), seconds.T.tolist()
-        aligned, measured, aligned_seconds = sums["steps"].tolist()
-        histogram = tuple(sums["histogram"].tolist())
-        checkpoints = self._totals.checkpoints + sum(ended <= when for ended in block.checkpoints)
-        last = max((ended for ended in block.checkpoints if ended <= when), default=self._totals.last_checkpoint)
+    def readings(self, poll: int) -> Readings:
+        """Return the readings of all ranks."""
+        plan, when, began = self._plan, float(self.times[poll]), float(self.began[poll])
+        spent, blame, phases = (values[poll].T.tolist() for values in (self.seconds, self.blame, self.phases))
+        measured = self.measured[poll].T.tolist() if self.is_device else None
+        floor, skew, collected = (values[poll].tolist() for values in (self.floor, self.skew, self._collected))
+        phase, since = self.phase[poll].tolist(), self.since[poll].tolist()
+        gpu = GpuCounters(when, {"power": float(self.throttled[poll])}, float(self.clock_seconds[poll]))
+        compared, compared_seconds = float(self.compared[poll]), float(self.compared_seconds[poll])
+        steps, histogram = float(self.steps[poll]), tuple(self._histogram[poll].tolist())
+        last = float(self._last_checkpoint[poll])
         found = {}
         for rank in range(plan.ranks):
             counters = Counters(
-                steps=float(block.first + step),
+                steps=steps,
                 phases=dict(zip(PHASES, spent[rank], strict=True)),
-                device_steps=measured if self._is_device else 0.0,
-                device_phases=dict(zip(PHASES, by_rank["measured"][rank], strict=True)) if self._is_device else {},
+                device_steps=float(self.measured_steps[poll]) if measured else 0.0,
+                device_phases=dict(zip(PHASES, measured[rank], strict=True)) if measured else {},
                 step_buckets=histogram,
                 aligned=AlignedCounters(
-                    aligned, aligned_seconds, float(sums["floor"][rank]), float(sums["skew"][rank]),
-                    dict(zip(NAMES, by_rank["blame"][rank], strict=True)),
-                    dict(zip(PHASES, by_rank["phases"][rank], strict=True)),
+                    compared, compared_seconds, floor[rank], skew[rank],
+                    dict(zip(NAMES, blame[rank], strict=True)), dict(zip(PHASES, phases[rank], strict=True)),
                 ),
-                gc_seconds=float(sums["collected"][rank]),
+                gc_seconds=collected[rank],
                 loader_working=plan.loader * when,
                 loader_idle=(1.0 - plan.loader) * when,
                 gpu=gpu,
             )  # fmt: skip
             found[rank] = RankReading(
-                rank, when, block.began, "0-7", f"{plan.name}-0", f"GPU-{rank}", plan.ranks,
-                last_progress=float(since[rank]), phase=PHASES[phase[rank]], phase_since=float(since[rank]),
-                checkpoints=checkpoints, last_checkpoint=last, children=4,
+                rank, when, began, "0-7", f"{plan.name}-0", f"GPU-{rank}", plan.ranks,
+                last_progress=since[rank], phase=PHASES[phase[rank]], phase_since=since[rank],
+                checkpoints=float(self._checkpoints[poll]), last_checkpoint=None if isnan(last) else last, children=4,
                 gpu=GpuReading(str(rank), 0.6, 1, 0.0), counters=counters,
             )  # fmt: skip
         return found
 
 
-def _before(values: Array) -> Array:
-    return np.cumsum(values, axis=0) - values
+def _all_rows(plan: Plan) -> Iterator[Rows]:
+    """Yield the rows of each part of the run."""
+    totals, when = _zeros(plan.ranks), 0.0
+    for part in timeline(plan):
+        until = part.trains if isinstance(part, Start) else min(part.until, plan.seconds)
+        times = np.arange(when, until)
+        when += len(times)
+        if isinstance(part, Start):
+            totals = _zeros(plan.ranks)
+            totals["seconds"][P["startup"]] = part.trains - part.began
+            yield _rows_of_start(plan, part, times[times >= part.began])
+        else:
+            yield _rows_of_block(plan, totals, part, times)
+
+
+def _zeros(ranks: int) -> Rows:
+    """Return the counters of a job that has just started."""
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("floor", "skew", "collected"), (ranks,))
+    shapes |= dict.fromkeys(("seconds", "phases", "measured"), (len(PHASES), ranks))
+    shapes |= {"counts": (3,), "blame": (len(NAMES), ranks), "histogram": (len(BUCKETS) + 1,), "checkpoints": ()}
+    return {**{name: np.zeros(shape) for name, shape in shapes.items()}, "last_checkpoint": np.array(np.nan)}
+
+
+def _rows_of_start(plan: Plan, start: Start, times: Array) -> Rows:
+    count = len(times)
+    rows = {name: np.repeat(values[None], count, axis=0) for name, values in _zeros(plan.ranks).items()}
+    rows["seconds"][:, P["startup"]] = (times - start.began)[:, None]
+    began, by_rank = np.full(count, start.began), (count, plan.ranks)
+    rows |= {"times": times, "began": began, "steps": np.zeros(count)}
+    return rows | {"phase": np.full(by_rank, P["startup"]), "since": np.full(by_rank, start.began)}
+
+
+def _rows_of_block(plan: Plan, totals: Rows, block: Block, times: Array) -> Rows:
+    """Return the rows of a block, and add the block to the totals."""
+    steps = np.searchsorted(block.begins, times, side="right") - 1
+    edges = np.unique(np.concatenate(([0], steps)))
+    rows: Rows = {"times": times, "began": np.full(len(times), block.began), "steps": block.first + steps}
+    for name, values in _of_steps(plan, block).items():
+        sums = totals[name] + np.cumsum(np.add.reduceat(values, edges, axis=0), axis=0)
+        rows[name] = np.concatenate((totals[name][None], sums))[np.searchsorted(edges, steps)]
+        totals[name] = sums[-1]
+    durations, offset = block.durations[steps], times - block.begins[steps]
+    begun = np.cumsum(durations, axis=1) - durations
+    passed = offset[:, None, None] - begun
+    rows["seconds"] = rows["seconds"] + np.clip(passed, 0.0, durations)
+    rows["phase"] = (passed < durations).argmax(axis=1)
+    rows["since"] = block.begins[steps][:, None] + np.take_along_axis(begun, rows["phase"][:, None], 1)[:, 0]
+    ended = np.sort(block.checkpoints)
+    count = np.searchsorted(ended, times, side="right")
+    rows["checkpoints"] = totals["checkpoints"] + count
+    rows["last_checkpoint"] = np.concatenate(([totals["last_checkpoint"]], ended))[count]
+    totals["checkpoints"] = totals["checkpoints"] + len(ended)
+    totals["last_checkpoint"] = ended[-1] if len(ended) else totals["last_checkpoint"]
+    return rows
+
+
+def _of_steps(plan: Plan, block: Block) -> Rows:
+    """Return the increase of the counters in each step."""
+    durations = block.durations
+    length = durations[:, :, 0].sum(axis=1)
+    measured = np.ones(len(length))
+    if plan.clock == "device":
+        level = max(0, int(np.ceil(np.log2(MEASURED_EVERY / length.mean()))))
+        measured = np.array([float(is_sampled(int(number), level)) for number in block.numbers])
+    compared = measured * (durations[:, PLANNED_NUMBERS].sum(axis=(1, 2)) == 0.0)
+    floor, skew, blame = align(durations)
+    return {
+        "counts": np.stack((compared, measured, compared * length), axis=1),
+        "floor": floor * compared[:, None],
+        "skew": skew * compared[:, None],
+        "blame": blame * compared[:, None, None],
+        "phases": durations * compared[:, None, None],
+        "measured": durations * measured[:, None, None],
+        "seconds": durations,
+        "collected": block.collected,
+        "histogram": np.identity(len(BUCKETS) + 1)[np.searchsorted(BUCKETS, length)],
+    }
+
+
+def _throttled(plan: Plan, times: Array) -> tuple[Array, Array]:
+    """Return the seconds with reduced clocks, and the integral of the clock ratio, up to each time."""
+    caps = list(plan.caps)
+    if plan.fault == "throttled GPUs":
+        caps.append((plan.onset, plan.heals, 1.0 - 1.0 / plan.dose))
+    seconds, clock = np.zeros(len(times)), times.astype(float)
+    for begins, ends, part in caps:
+        spent = np.clip(times, begins, ends) - begins
+        seconds, clock = seconds + spent, clock - spent * part
+    return seconds, clock

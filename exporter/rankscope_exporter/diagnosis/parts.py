@@ -7,6 +7,8 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from operator import mul
 from statistics import fmean, median
 
 from rankscope_exporter.diagnosis.thresholds import Tier
@@ -124,18 +126,16 @@ class Parts:
 def _merge(parts: Sequence[Part]) -> Part:
     if len(parts) == 1:
         return parts[0]
-    width = max(len(part.values) for part in parts)
-    values = array("d", (_mean(parts, column) for column in range(width)))
-    seconds, steps = sum(part.seconds for part in parts), sum(part.steps for part in parts)
-    return Part(parts[-1].ends, seconds, steps, values)
+    weights = [part.seconds for part in parts]
+    columns = zip_longest(*(part.values for part in parts), fillvalue=math.nan)
+    values = array("d", (_mean(weights, column) for column in columns))
+    return Part(parts[-1].ends, sum(weights), sum(part.steps for part in parts), values)
 
 
-def _mean(parts: Sequence[Part], column: int) -> float:
-    """Return the mean by time over the parts in which the loss is known."""
-    known = [
-        (part.seconds, part.values[column])
-        for part in parts
-        if column < len(part.values) and not math.isnan(part.values[column])
-    ]
-    total = sum(seconds for seconds, _ in known)
-    return sum(seconds * value for seconds, value in known) / total if total else math.nan
+def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
+    """Return the weighted mean of the known values; NaN if none is known."""
+    total = sum(map(mul, weights, values))
+    if not math.isnan(total):
+        return total / sum(weights)
+    known = [(weight, value) for weight, value in zip(weights, values, strict=True) if not math.isnan(value)]
+    return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known) if known else math.nan
