@@ -13,9 +13,9 @@ from functools import cached_property
 from math import isnan
 
 import numpy as np
-from validation.month.losses import PLANNED_NUMBERS, measure, near_ends, next_ends
+from validation.month.losses import measure, near_ends, next_ends
 from validation.month.plan import Plan
-from validation.month.polls import Polls, Readings
+from validation.month.polls import PLANNED_NUMBERS, Polls, Readings
 from validation.month.steps import Array
 
 from rankscope_exporter.diagnosis.history import MINUTE

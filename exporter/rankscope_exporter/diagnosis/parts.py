@@ -134,7 +134,7 @@ def _merge(parts: Sequence[Part]) -> Part:
 
 def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
     """Return the weighted mean of the known values; NaN if none is known."""
-    total = sum(map(mul, weights, values))
+    total: float = sum(map(mul, weights, values))
     if not math.isnan(total):
         return total / sum(weights)
     known = [(weight, value) for weight, value in zip(weights, values, strict=True) if not math.isnan(value)]
