@@ -1,9 +1,9 @@
 """Judge a run, with the quiet stretches filled in instead of polled.
 
-In a quiet stretch no loss is near a limit (losses.py) and no rank stands still for long. The diagnosis then gets the
-losses of the same parts at once, instead of measuring them poll by poll. It still reads the ranks once a minute, and
-before and after each long pause, for its history. So its windows, its baselines and its history are as if it had polled
-each second, as the control shows.
+In a quiet stretch no loss is near a limit (losses.py), no rank stands still for long and no checkpoint is overdue. The
+diagnosis then gets the losses of the same parts at once, instead of measuring them poll by poll. Its history observes
+the ranks once a minute, and before and after each long pause. So its windows, baselines and history are as if it had
+polled each second, as the control shows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rankscope_exporter.diagnosis.history import MINUTE
 from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
 from rankscope_exporter.diagnosis.persistence import STEPS_RATE, USEFUL
 from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 AFTER_START = 60  # polls after the first step of a job
 STANDSTILL, PLANNED_STANDSTILL = 40.0, 200.0  # seconds: less than the shortest hangs
@@ -35,8 +36,7 @@ def verdicts(plan: Plan, is_whole: bool = True) -> Iterator[Verdict]:
     filler = None if is_whole else _Filler(polls, judge)
     poll = 0
     while poll < len(polls):
-        if filler and not judge._losses.open and not judge._states.open and (end := filler.quiet_until(poll)) > poll:
-            filler.fill(poll, end)
+        if filler and not judge._losses.open and not judge._states.open and (end := filler.fill(poll)) > poll:
             poll = end
             continue
         yield judge.update(float(polls.times[poll]), polls.readings(poll))
@@ -47,30 +47,33 @@ class _Filler:
     """Fills the quiet stretches of a run."""
 
     def __init__(self, polls: Polls, judge: RunJudge) -> None:
-        self._polls, self._judge = polls, judge
+        self._polls, self._judge, self._limits = polls, judge, Thresholds()
         self._following = next_ends(polls)
         self._losses = measure(polls, self._following)
         keys = list(self._losses.values)
         rows = np.column_stack(list(self._losses.values.values())).tolist()
         self._rows = [{key: value for key, value in zip(keys, row, strict=True) if not isnan(value)} for row in rows]
-        self._needed = np.append(np.flatnonzero(self._is_near() | _is_minute(polls)), len(polls))
-        self._observed = np.flatnonzero(_observed(polls))
+        self._needed = np.append(np.flatnonzero(self._is_near()), len(polls))
+        self._observed = np.flatnonzero(_observed(polls) | _is_minute(polls))
 
-    def quiet_until(self, poll: int) -> int:
-        """Return the next poll that has to be judged."""
-        return int(self._needed[np.searchsorted(self._needed, poll)])
-
-    def fill(self, begin: int, end: int) -> None:
-        """Give the judge what it would have measured in these polls."""
+    def fill(self, begin: int) -> int:
+        """Give the judge what it would have measured from this poll on; return the next poll that it has to judge."""
+        end = int(self._needed[np.searchsorted(self._needed, begin)])
         polls, judge = self._polls, self._judge
         observed = self._observed[slice(*np.searchsorted(self._observed, [begin, end]))]
         for poll in observed.tolist():
             judge.history.observe(float(polls.times[poll]), list(polls.readings(poll).values()))
+            if judge.history._checkpoint > self._limits.checkpoint:
+                end = poll
+                break
+        if end == begin:
+            return end
         at = int(np.searchsorted(polls.times, judge._readings[-1][0]))
         while (after := int(self._following[at])) < end:
             self._add_part(self._losses.beginning[at], after)
             at = after
         judge._last = _LazyReadings(polls, end - 1)
+        return end
 
     def _add_part(self, part: int, end: int) -> None:
         judge, when, losses = self._judge, float(self._polls.times[end]), self._rows[part]
@@ -87,6 +90,8 @@ class _Filler:
         for job in polls.jobs():
             begun = job.start + int((polls.steps[job] == 0).sum())
             is_near[job.start : begun + AFTER_START] = True
+        last = np.fmax(polls.last_checkpoint, polls.began)
+        is_near |= polls.times - last > self._limits.checkpoint_overdue - MINUTE
         stalled, is_planned = _stalled(polls)
         return is_near | (stalled > np.where(is_planned, PLANNED_STANDSTILL, STANDSTILL))
 

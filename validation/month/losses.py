@@ -1,12 +1,14 @@
 """The losses of a run in the parts that its diagnosis divides it into, all at once, and the polls that may matter.
 
 They are those that the diagnosis measures in a run of one node without a pipeline (rankscope_exporter/diagnosis), which
-a test compares. A loss becomes a finding only if its mean over the shortest span exceeds the least limit. So polls at
-which no mean is near that limit can be left out, if the diagnosis gets the parts between them (fill.py).
+a test compares. A loss becomes a finding only if its mean over the shortest span exceeds the least limit, and its mean
+over the span of a tier exceeds the limit of that tier. So polls at which no mean is near these limits can be left out,
+if the diagnosis gets the parts between them (fill.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,7 @@ from rankscope_exporter.diagnosis.history import ROW_SECONDS
 from rankscope_exporter.diagnosis.judge import MAX_SECONDS_WITHOUT_ALIGNED
 from rankscope_exporter.diagnosis.parts import CAPACITY, Key
 from rankscope_exporter.diagnosis.persistence import STEPS_RATE, USEFUL
-from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
 
 MARGIN = 0.8  # ratio of a limit
 BASELINE_MARGIN = 0.9  # ratio of the run's baseline
@@ -149,43 +151,59 @@ class _Parts:
 
 
 def near_ends(polls: Polls, losses: Losses) -> Array:
-    """Return the parts at whose end the mean of a loss is near the limit, over the shortest span of the diagnosis."""
+    """Return the parts at whose end a loss is near a limit over the shortest span, and near that of any tier."""
     limits = Thresholds()
-    begins = _span_begins(losses)
-    useful, rate = (_means(losses.values[key], begins) for key in (USEFUL, STEPS_RATE))
+    spans = {tier: _span_begins(losses, tier) for tier in limits.tiers}
+    shortest = spans[limits.tiers[0]]
+    useful, rate = (_means(losses.values[key], shortest) for key in (USEFUL, STEPS_RATE))
     in_turn = rotating.wait_by_chance(limits, 8)
     allowances = {"network": limits.network_allowance, "rotating_straggler": in_turn}
-    found = np.zeros(len(begins), bool)
+    found = np.zeros(len(shortest), bool)
     for key, values in losses.values.items():
         if key in (USEFUL, STEPS_RATE) or key[0] in ABSENT:
             continue
-        allowance = np.zeros(len(begins))
+        allowance = np.zeros(len(shortest))
         if key[1] is None:
             to_useful, per_step = _baselines(polls, losses, values)
             baseline = BASELINE_MARGIN * np.fmax(to_useful * useful, per_step * rate)
             allowance = np.fmin(allowances.get(key[0], limits.allowance), baseline)
-        found |= _means(values, begins) - allowance > MARGIN * limits.loss
-    return found & (begins >= 0)
+        found |= _is_near(losses, values, allowance, spans)
+    return found & (shortest >= 0)
 
 
-def _span_begins(losses: Losses) -> Array:
-    """Return the first part of the shortest span that ends with each part; -1 if there are too few parts."""
-    tier = Thresholds().tiers[0]
+def _is_near(losses: Losses, values: Array, allowance: Array, spans: Mapping[Tier, Array]) -> Array:
+    """Return the parts at whose end one loss is near the limit of a tier."""
+    (first, shortest), *others = spans.items()
+    mean = _means(values, shortest) - allowance
+    is_long = np.zeros(len(values), bool)
+    for tier, begins in others:
+        of_tier = _means(values, begins, losses.seconds) - allowance
+        is_long |= (of_tier > MARGIN * tier.limit) & (begins >= 0)
+    is_short = mean > MARGIN * first.limit
+    for part in np.flatnonzero(is_short & ~is_long).tolist():
+        of_span = values[max(int(shortest[part]), 0) : part + 1] - allowance[part]
+        is_short[part] = (~(of_span > MARGIN * first.limit / 2)).sum() <= first.dips * len(of_span)
+    return np.asarray((mean > MARGIN * Thresholds().loss) & (is_short | is_long))
+
+
+def _span_begins(losses: Losses, tier: Tier) -> Array:
+    """Return the first part of the tier's span that ends with each part; -1 if there are too few parts."""
+    is_shortest = tier == Thresholds().tiers[0]
     here = np.arange(len(losses.ends))
-    found = here - tier.parts + 1
+    found = here - tier.parts + 1 if is_shortest else here
     for values, least in ((losses.seconds, tier.seconds), (losses.steps, tier.steps)):
         reached = np.concatenate(([0.0], np.cumsum(values)))
         found = np.minimum(found, np.searchsorted(reached, reached[1:] - least + 1e-9, side="right") - 1)
-    return np.where(here - found < CAPACITY, found, -1)
+    return np.where(is_shortest & (here - found >= CAPACITY), -1, found)
 
 
-def _means(values: Array, begins: Array) -> Array:
+def _means(values: Array, begins: Array, weights: Array | float = 1.0) -> Array:
     """Return the means of the known values from each of these parts to the part itself."""
-    is_known = ~np.isnan(values)
-    sums, counts = (np.concatenate(([0.0], np.cumsum(one))) for one in (np.where(is_known, values, 0.0), is_known))
+    weights = np.where(np.isnan(values), 0.0, weights)
+    sums, totals = (np.concatenate(([0.0], np.cumsum(one))) for one in (np.nan_to_num(values) * weights, weights))
     first = np.maximum(begins, 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return (sums[1:] - sums[first]) / (counts[1:] - counts[first])
+        return (sums[1:] - sums[first]) / (totals[1:] - totals[first])
 
 
 def _baselines(polls: Polls, losses: Losses, values: Array) -> tuple[Array, Array]:

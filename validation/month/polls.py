@@ -53,7 +53,7 @@ class Polls:
         self.phases, self.measured = rows["phases"], rows["measured"]
         """Seconds of compared steps, and of steps that were measured on the device, by phase and rank."""
         self._collected, self._histogram = rows["collected"], rows["histogram"]
-        self._checkpoints, self._last_checkpoint = rows["checkpoints"], rows["last_checkpoint"]
+        self._checkpoints, self.last_checkpoint = rows["checkpoints"], rows["last_checkpoint"]
         self.throttled, self.clock_seconds = _throttled(plan, self.times)
         """Seconds with reduced clocks, and the integral of the clock as a ratio of its maximum."""
 
@@ -75,7 +75,7 @@ class Polls:
         gpu = GpuCounters(when, {"power": float(self.throttled[poll])}, float(self.clock_seconds[poll]))
         compared, compared_seconds = float(self.compared[poll]), float(self.compared_seconds[poll])
         steps, histogram = float(self.steps[poll]), tuple(self._histogram[poll].tolist())
-        last = float(self._last_checkpoint[poll])
+        last = float(self.last_checkpoint[poll])
         found = {}
         for rank in range(plan.ranks):
             counters = Counters(
