@@ -19,7 +19,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm kubernetes measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm demo check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month month-local serving-pods soak siege packages slurm kubernetes measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -95,6 +95,9 @@ nodes: venv servers ## distinguish a slow rank, a rotating straggler and a slow 
 
 month: venv servers ## evaluate the rules on a thousand simulated days of healthy runs, and on faulty runs (4 hours)
 	@$(BIN)/python -m validation.month $(MONTH)
+
+month-local: venv ## diagnose a thousand simulated days on one node as an exporter does, and runs with a fault (1 hour)
+	@$(BIN)/python -m validation.month.local $(MONTH)
 
 serving-pods: venv servers ## count the alerts for inference pods (TRACE=DIR with their samples; 5 minutes)
 	@$(BIN)/python -m validation.serving_pods --trace "$(or $(TRACE),$(error TRACE=DIR names no trace))" --save

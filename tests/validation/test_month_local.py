@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isnan, nan
+from typing import Any
 
 import pytest
-from validation.month import local
+from validation.month import fill, local
 from validation.month.fill import verdicts
 from validation.month.local import Task, body, judge, tasks
 from validation.month.losses import measure, next_ends
@@ -14,6 +15,7 @@ from validation.month.plan import Plan, SimulatedEvent
 from validation.month.polls import Polls
 
 from rankscope_exporter.diagnosis.judge import RunJudge
+from rankscope_exporter.diagnosis.parts import Part
 
 CHECKPOINT = SimulatedEvent("checkpoint", 200.0, 40.0, 2)
 RESTART = SimulatedEvent("restart", 400.0, 30.0)
@@ -63,6 +65,40 @@ def test_a_run_with_omitted_stretches_has_the_same_findings_at_the_same_second(f
 def test_a_hang_is_found_at_the_same_second_after_an_omitted_stretch() -> None:
     hung = a_run(fault="hang", onset=900.0, heals=1200.0, culprit=5)
     assert found(hung, is_whole=False) == found(hung, is_whole=True) != []
+
+
+def test_windows_baselines_and_history_after_omitted_stretches_are_those_of_all_polls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judges = [RunJudge(("run", "0")), RunJudge(("run", "0"))]
+    unused = iter(judges)
+    monkeypatch.setattr(fill, "RunJudge", lambda _: next(unused))
+    polls = [sum(1 for _ in verdicts(a_run(events=(CHECKPOINT,)), is_whole)) for is_whole in (True, False)]
+    assert polls[1] < polls[0] / 5
+    states = [judge.history.state(1500.0) for judge in judges]
+    for state in states:
+        state["pauses"] = [(ended, seconds, phase) for ended, seconds, phase in state["pauses"] if seconds > fill.PAUSE]
+    assert states[0]["pauses"]
+    assert_close(*states)
+    rings = [[tuple(map(vars_of, ring)) for ring in judge._losses._parts._rings] for judge in judges]
+    assert_close(*rings)
+    assert [at for at, _ in judges[0]._readings] == [at for at, _ in judges[1]._readings]
+
+
+def vars_of(part: Part) -> tuple[object, ...]:
+    return part.ends, part.seconds, part.steps, sorted(part.values)
+
+
+def assert_close(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        one, other = list(one.items()), [(key, other[key]) for key in one]
+    if isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            assert_close(*pair)
+    else:
+        assert one == (pytest.approx(other, abs=1e-9) if isinstance(one, float) else other)
 
 
 def test_few_polls_of_a_healthy_run_are_judged() -> None:

@@ -1,6 +1,6 @@
 """Judge simulated runs of one node as an exporter does, once a second: false alarms, and time to find faults.
 
-    python -m validation.month.local                   days that are not in the ledger yet, of a thousand
+    make month-local                                   days that are not in the ledger yet, of a thousand
     python -m validation.month.local --days 0 100      only these, and no faults
     python -m validation.month.local --faults 10       this number of runs of each fault and dose
     python -m validation.month.local --whole --days 0 10    the same days, polled completely: the control
@@ -138,7 +138,7 @@ def _run(todo: Sequence[Task], ledger: Ledger, processes: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge runs that are not in the ledger yet, then publish. Return 1 if there is a false alarm."""
-    parser = report.parser(__doc__, save=report.Directories())
+    parser = report.parser(__doc__, prog="make month-local", save=report.Directories())
     parser.add_argument("--days", type=int, nargs=2, metavar=("FIRST", "BEFORE"))
     parser.add_argument(
         "--faults", type=int, metavar="N", help="runs of each fault and dose (default: 10; with --days none)"
