@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 EXPORTER = ROOT / "exporter/rankscope_exporter"
 HOOK = ROOT / "trainer_hooks/rankscope"
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-RECIPES = dict(re.findall(r"^### (.+)\n\n((?:.+\n)+)", PAGE, re.MULTILINE))
+RECIPES = dict(re.findall(r"^### (.+)\n+((?:.+\n)+)", PAGE, re.MULTILINE))
 PATHS = sorted(set(re.findall(r"`([\w./-]+(?:/|\.(?:py|yml|md|toml)))`", PAGE)))
 NOT_WAYS = {"job", "launch", "leftovers", "run"}  # these run the ways and check the result
 
