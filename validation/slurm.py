@@ -182,9 +182,10 @@ class Node:
 
     def rank_seconds(self, number: str) -> tuple[float, float]:
         """Return the seconds of all ranks of the job, by their own clocks: without the import of torch, and with it."""
-        files = (self.directory / "output").glob(f"{number}.*.json")
+        files = sorted((self.directory / "output").glob(f"{number}.*.json"))
+        ended = sum(float(file.with_suffix(".end").read_text()) for file in files)
         ranks = [json.loads(file.read_text()) for file in files]
-        return sum(one["ended"] - one["imported"] for one in ranks), sum(one["ended"] - one["began"] for one in ranks)
+        return ended - sum(one["imported"] for one in ranks), ended - sum(one["began"] for one in ranks)
 
 
 def check_attribution(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
