@@ -19,7 +19,7 @@ from typing import NamedTuple
 from testing import servers
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDED = ROOT / "tests/rules/answers.jsonl"
+RECORDED = ROOT / "tests/rules/recorded/answers.jsonl"
 NEW = ROOT / "build/answers.jsonl"
 RUN_AGAIN = "RANKSCOPE_RULE_TESTS"
 """Environment variable: if it is `again`, no recorded answer is used."""

@@ -70,32 +70,32 @@ CASES = {
         ),
         Case(
             "a batch is a nested tensor",
-            "trainer_hooks/probes/test_data_wait",
+            "trainer_hooks/probes/test_batch_size",
             "test_the_samples_of_a_nested_tensor_are_its_components",
         ),
         Case(
             "a batch is a list of dicts, ragged, packed, an object",
-            "trainer_hooks/probes/test_data_wait",
+            "trainer_hooks/probes/test_samples",
             "test_a_loader_counts_the_samples_that_it_requests_whatever_the_batch_is",
         ),
         Case(
             "batches are skipped at a resume",
-            "trainer_hooks/probes/test_data_wait",
+            "trainer_hooks/probes/test_samples",
             "test_skipped_batches_do_not_count",
         ),
         Case(
             "a batch is only looked at",
-            "trainer_hooks/probes/test_data_wait",
+            "trainer_hooks/probes/test_samples",
             "test_a_batch_without_a_backward_pass_does_not_count",
         ),
         Case(
             "a loop breaks off",
-            "trainer_hooks/probes/test_data_wait",
+            "trainer_hooks/probes/test_samples",
             "test_a_loop_with_a_break_leaves_no_batch_behind",
         ),
         Case(
             "batches are seen by an evaluation",
-            "trainer_hooks/probes/test_data_wait",
+            "trainer_hooks/probes/test_samples",
             "test_batches_fetched_in_evaluation_mode_do_not_count",
         ),
         Case("ranks of one tensor-parallel group share their batches", "trainer_hooks/probes/test_shared_batches"),
