@@ -1,7 +1,7 @@
 """A training job of some seconds for Slurm: two ranks over gloo, one of which is slow after a third of the time.
 
-Each rank writes when it started, and when it had imported torch and the hook. A child of each writes when the rank has
-ended: the interpreter's shutdown takes a second on a busy machine.
+Each rank writes when its process started, and when it had imported torch and the hook. A child of each writes when the
+process has ended: on a busy machine, the interpreter's start and shutdown take seconds.
 """
 
 import json
@@ -11,11 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-BEGAN = time.time()
-
-import torch  # noqa: E402 - the time of the imports is measured
-import torch.distributed as dist  # noqa: E402 - as above
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402 - as above
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 IMPORTED = time.time()
 STEP, DELAY = 0.02, 0.03  # seconds
@@ -25,6 +23,12 @@ select.select([os.pidfd_open(int(sys.argv[1]))], [], [])
 with open(sys.argv[2], "w") as file:
     file.write(str(time.time()))
 """
+
+
+def began() -> float:
+    """Return the unix time when the process started."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Slow(torch.nn.Linear):
@@ -42,20 +46,20 @@ def main() -> None:
     model = DistributedDataParallel(Slow(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     # All ranks make the same number of steps; their clocks differ.
-    began, going = time.time(), torch.ones(1)
+    first, going = time.time(), torch.ones(1)
     while going.item():
-        is_late = rank == 1 and time.time() - began > seconds / 3
+        is_late = rank == 1 and time.time() - first > seconds / 3
         loss = model(torch.randn(32, 64)).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if is_late:
             time.sleep(DELAY)
-        going = torch.tensor([float(time.time() - began < seconds)])
+        going = torch.tensor([float(time.time() - first < seconds)])
         dist.all_reduce(going, op=dist.ReduceOp.MIN)
     dist.destroy_process_group()
     path = directory / f"{os.environ.get('SLURM_JOB_ID')}.{rank}.json"
-    path.write_text(json.dumps({"began": BEGAN, "imported": IMPORTED}))
+    path.write_text(json.dumps({"began": began(), "imported": IMPORTED}))
     subprocess.Popen([sys.executable, "-I", "-S", "-c", WRITE_END, str(os.getpid()), path.with_suffix(".end")])
 
 
