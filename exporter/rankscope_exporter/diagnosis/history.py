@@ -110,8 +110,8 @@ class History:
         if has_stepped and self._stepped_since is None:
             self._stepped_since = at
         moved = [one for one in ranks if one.last_progress > self._progress]
-        # A rank that only enters the planned phase of the others does not end the pause.
-        if moved and not (self._planned and all(one.phase == self._planned for one in moved)):
+        # While a rank is in a planned phase, the others may end their step, or enter that phase: the pause goes on.
+        if moved and (not self._planned or all(one.phase != self._planned for one in ranks)):
             if self._stalled > MIN_PAUSE and has_stepped:
                 self._add_pause(Pause(at, self._stalled, self._planned))
             self._planned, self._progress = "", progress

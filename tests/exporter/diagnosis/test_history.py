@@ -170,3 +170,15 @@ def test_a_stall_that_ends_with_a_restart_is_not_a_pause_of_the_new_processes() 
     *_, (at, ranks) = trial.training.train(20)  # the records appear with their first steps
     trial.judge.update(at, ranks)
     assert (trial.judge.history.past(at).longest_pause or 0.0) < 5.0
+
+
+def test_a_rank_that_evaluates_while_the_others_end_their_step_does_not_shorten_the_pause() -> None:
+    """A pause of ten seconds would allow an evaluation only five minutes."""
+    trial = Trial(Training(4))
+    trial.train(120)
+    trial.train(1, spend("forward", 10.0, 0, 2, 3), spend("evaluation", 700.0, 1))
+    trial.train(690)
+    assert "hang" not in trial.kinds()
+    trial.train(60)
+    pauses = trial.judge.history.past(trial.training.now).longest_planned_pauses
+    assert pauses["evaluation"] == pytest.approx(700.0, abs=15.0)
