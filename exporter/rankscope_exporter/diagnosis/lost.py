@@ -45,7 +45,9 @@ def lost(run: RunFacts, thresholds: Thresholds, *, is_stuck: bool = False) -> Ma
         total = sum(one.ratios.values()) or 1.0
         for phase, ratio in one.ratios.items():
             moving[phase] += ratio / total / allocated
-    parts |= _waiting(run, moving[WAIT], allocated)
+    planned = _waits_for_planned_phase(run)
+    for_planned = min(sum(planned.values()) / allocated, moving[WAIT])
+    parts |= _waiting(run, planned, moving[WAIT] - for_planned, allocated)
     reads, launches = _dry(run, moving, thresholds)
     parts |= {"device_read": sum(reads.values()), "launch": sum(launches.values())}
     computing = sum(moving[phase] - reads[phase] - launches[phase] for phase in phases.COMPUTING)
@@ -55,15 +57,28 @@ def lost(run: RunFacts, thresholds: Thresholds, *, is_stuck: bool = False) -> Ma
         if phase not in (*phases.COMPUTING, WAIT):
             cause = _data_cause(run, thresholds) if phase == "data_wait" else _NAMES.get(phase, phase)
             parts[cause] += ratio - reads[phase]
+    parts[_longest_planned_phase(run)] += for_planned
     return {cause: ratio for cause, ratio in parts.items() if ratio > 0.0}
 
 
-def _waiting(run: RunFacts, waited: float, allocated: int) -> Mapping[str, float]:
+def _waits_for_planned_phase(run: RunFacts) -> Mapping[int, float]:
+    """Return by rank its wait for the rank that is in planned phases longest, such as rank 0 in a checkpoint."""
+    longest = max(one.planned_ratio for one in run.ranks)
+    return {one.rank: min(one.ratios.get(WAIT, 0.0), longest - one.planned_ratio) for one in run.ranks}
+
+
+def _longest_planned_phase(run: RunFacts) -> str:
+    """Return the phase in which a rank is longest."""
+    longest = max(run.ranks, key=lambda one: one.planned_ratio)
+    return max(phases.PLANNED, key=lambda phase: longest.host_ratios.get(phase, 0.0))
+
+
+def _waiting(run: RunFacts, planned: Mapping[int, float], waited: float, allocated: int) -> Mapping[str, float]:
     """Divide the ranks' wait into that for late ranks, for other stages, and transfer: the least wait of any rank.
 
     In a pipeline, the least wait is the bubble first, up to the size that the schedule explains.
     """
-    floor = min(_floor(run) / allocated, waited)
+    floor = min(_floor(run, planned) / allocated, waited)
     if not run.stages:
         return {"transfer": floor, "straggler": waited - floor}
     least = min(shortest_wait(members) for members in run.stages.values()) * len(run.ranks) / allocated
@@ -74,15 +89,18 @@ def _waiting(run: RunFacts, waited: float, allocated: int) -> Mapping[str, float
     return {"transfer": transfer, "bubble": bubble, "stage_imbalance": imbalance, "straggler": late}
 
 
-def _floor(run: RunFacts) -> float:
-    """Return the least wait of any peer, summed over the ranks; step by step where steps were compared."""
+def _floor(run: RunFacts, planned: Mapping[int, float]) -> float:
+    """Return the least wait of any peer, summed over the ranks; step by step where steps were compared.
+
+    `planned` is each rank's wait for a planned phase, whose steps are not compared.
+    """
     waited = 0.0
     for members in run.peers.values():
-        least = min(one.ratios.get(WAIT, 0.0) for one in members)
+        own = {one.rank: one.ratios.get(WAIT, 0.0) - planned[one.rank] for one in members}
         for one in members:
             aligned = one.spent.aligned
             waits = aligned.wait_floor + aligned.skew
-            waited += one.ratios.get(WAIT, 0.0) * aligned.wait_floor / waits if waits > 0.0 else least
+            waited += own[one.rank] * aligned.wait_floor / waits if waits > 0.0 else min(own.values())
     return waited
 
 
