@@ -139,10 +139,12 @@ class _Parts:
 
     def _transfer(self, waited: Array) -> Array:
         waits = self._floor + self._skew
-        own = self._ratios[:, WAIT]
+        planned = self._host[:, PLANNED_NUMBERS].sum(axis=1)
+        for_planned = np.minimum(self._ratios[:, WAIT], planned.max(axis=1, keepdims=True) - planned)
+        own = self._ratios[:, WAIT] - for_planned
         with np.errstate(invalid="ignore", divide="ignore"):
             floor = np.where(waits > 0.0, own * self._floor / waits, own.min(axis=1, keepdims=True))
-        return np.minimum(floor.mean(axis=1), waited)
+        return np.minimum(floor.mean(axis=1), np.maximum(waited - for_planned.mean(axis=1), 0.0))
 
     def _throttled(self) -> Array:
         throttled, clock = self._spent(self._polls.throttled), self._spent(self._polls.clock_seconds)

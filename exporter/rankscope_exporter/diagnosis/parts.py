@@ -7,9 +7,9 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from operator import mul
-from statistics import fmean, median
+from statistics import fmean
 
 from rankscope_exporter.diagnosis.thresholds import Tier
 
@@ -54,9 +54,15 @@ class Span:
         return fmean(known) if known else None
 
     def median(self, key: Key) -> float:
-        """Return the median of the parts in which it is known, or 0. A pause is one part, however long it is."""
-        known = [value for value in self.values(key) if not math.isnan(value)]
-        return median(known) if known else 0.0
+        """Return the median over the steps of the parts in which it is known, or 0. A pause counts as one step."""
+        known = zip(self.values(key), self._parts, strict=True)
+        return _weighted_median((value, part.steps) for value, part in known if not math.isnan(value))
+
+    def steps_rate(self) -> float:
+        """Return the steps per second, without pauses: the parts with less than half of the usual rate."""
+        usual = _weighted_median((part.steps / part.seconds, part.steps) for part in self._parts)
+        kept = [part for part in self._parts if 2.0 * part.steps >= usual * part.seconds]
+        return sum(part.steps for part in kept) / sum(part.seconds for part in kept)
 
     def exceeds(self, key: Key, tier: Tier, allowance: float = 0.0) -> bool:
         """Return whether the loss beyond the allowance exceeds the tier. An unknown loss is below every limit."""
@@ -139,3 +145,11 @@ def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
         return total / sum(weights)
     known = [(weight, value) for weight, value in zip(weights, values, strict=True) if not math.isnan(value)]
     return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known) if known else math.nan
+
+
+def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
+    """Return the median of values with weights, or 0 without values."""
+    known = sorted(weighted)
+    half = sum(weight for _, weight in known) / 2
+    reached = accumulate(weight for _, weight in known)
+    return next((value for (value, _), weight in zip(known, reached, strict=True) if weight >= half), 0.0)

@@ -111,7 +111,7 @@ class LossFindings:
             return 0.0
         allowance = detector.allowance(self._part)
         before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
-        baseline = self._history.baseline(key[0], before, shortest.median(USEFUL), shortest.median(STEPS_RATE))
+        baseline = self._history.baseline(key[0], before, shortest.median(USEFUL), shortest.steps_rate())
         return allowance if baseline is None else min(allowance, baseline)
 
     def _begin(self, at: float, key: Key, tier: Tier, since: Since) -> None:
@@ -124,7 +124,7 @@ class LossFindings:
         if not _is_alive(key, window):
             return
         candidate = _DETECTORS[key[0]].explain(window, key[1])
-        if candidate is None or self._may_be_chance(candidate, window):
+        if candidate is None or self._may_be_chance(candidate, window, tier):
             return
         mean = span.mean(key) or candidate.ratio
         severe = [value > self._thresholds.severe for value in span.values(key)]
@@ -133,14 +133,15 @@ class LossFindings:
         baseline = "known" if has_baseline else "unknown"
         self._open[key] = Finding(replace(candidate, ratio=mean), began, at, is_critical, baseline)
 
-    def _may_be_chance(self, candidate: Candidate, window: Window) -> bool:
+    def _may_be_chance(self, candidate: Candidate, window: Window, tier: Tier) -> bool:
         """Return whether a rank may be the last one by chance, and has not been it for long.
 
-        That is possible if few steps are far longer than the rest, and if ranks are late in turn.
+        That is possible if few steps are far longer than the rest, and if ranks are late in turn. And for some seconds,
+        the garbage collectors of all ranks may run one after the other, each only once.
         """
         limits, key = self._thresholds, candidate.key
         if candidate.kind != straggler.KIND:
-            return False
+            return candidate.cause == rotating.COLLECTOR and tier == limits.tiers[0]
         is_chance = (rotating.KIND, None) in self._open and not self._exceeds_chance(key, window.run)
         if not is_chance and not straggler.has_spikes(window.run, limits):
             return False

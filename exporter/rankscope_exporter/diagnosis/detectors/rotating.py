@@ -18,6 +18,7 @@ from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "rotating_straggler"
+COLLECTOR = "gc"
 COLLECTOR_SHARE = 0.5
 
 
@@ -43,7 +44,7 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
 
 def _cause(window: Window, late: str, collecting: float, ratio: float) -> str:
     if collecting > COLLECTOR_SHARE * ratio:
-        return "gc"
+        return COLLECTOR
     if straggler.has_spikes(window.run, window.thresholds):
         return "spikes"
     return "uneven_work" if late in phases.COMPUTING else late or straggler.UNKNOWN
