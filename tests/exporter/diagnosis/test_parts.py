@@ -86,3 +86,25 @@ def test_parts_are_bounded_and_means_are_within_the_losses(losses: list[float | 
         mean = found.mean(LAG)
         assert mean is None or min(known) - 1e-9 <= mean <= max(known) + 1e-9
         assert all(math.isnan(value) or 0.0 <= value <= 1.0 + 1e-9 for value in found.values(LAG))
+
+
+def test_a_pause_does_not_change_the_usual_rate_and_useful_work() -> None:
+    """Two of four parts are pauses: an evaluation of five minutes, and a checkpoint of one rank."""
+    found = Parts()
+    for ends, seconds, steps, useful in ((6.0, 6.0, 5.0, 0.8), (26.0, 20.0, 1.0, 0.1), (32.0, 6.0, 5.0, 0.7)):
+        found.add(ends, seconds, steps, {LAG: useful})
+    found.add(332.0, 300.0, 1.0, {LAG: 0.0})
+    newest = found.span(SHORT._replace(parts=4))
+    assert newest
+    assert newest.median(LAG) == 0.7
+    assert newest.steps_rate() == pytest.approx(10.0 / 12.0)
+
+
+def test_the_rate_is_the_mean_of_parts_with_few_steps() -> None:
+    """Steps of 0.75 s: a part of a second has one or two, and most have one."""
+    found = Parts()
+    for number in range(1, 13):
+        found.add(float(number), 1.0, 2.0 if number % 3 == 0 else 1.0, {})
+    newest = found.span(SHORT)
+    assert newest
+    assert newest.steps_rate() == pytest.approx(4.0 / 3.0, rel=0.1)

@@ -318,3 +318,13 @@ def test_a_low_clock_without_throttling_is_not_a_loss() -> None:
 def test_without_known_clocks_no_time_is_lost_to_throttling() -> None:
     unknown = Training(adjust=lambda one: counting(one, gpu=GpuCounters(one.at, {"power": one.at}, None)))
     assert not found(window(unknown))
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_the_wait_for_a_planned_phase_of_one_rank_is_lost_to_it_and_not_to_transfer(ranks: int, phase: str) -> None:
+    usual = window(Training(ranks), seconds=30.0).lost["transfer"]
+    lost = window(Training(ranks), spend(phase, 10.0, 0, every=100), seconds=30.0).lost
+    assert lost["transfer"] <= usual
+    assert lost[phase] >= 0.2
+    assert sum(lost.values()) == pytest.approx(1.0)
