@@ -40,7 +40,7 @@ def test_a_slow_rank_is_named_among_ranks_that_differ_at_random(ranks: int, seco
 
 @pytest.mark.parametrize(("seconds", "is_found"), [(8.0, False), (60.0, True)])
 def test_collectors_that_run_in_turn_for_some_seconds_do_not_alert(seconds: float, is_found: bool) -> None:
-    """Each of eight ranks collects for 0.15 s, one in each step of 0.2 s."""
+    """Eight ranks collect one after the other for 0.15 s, one in each step of 0.2 s."""
     training = Training(8, adjust=lambda one: counting(one, gc_seconds=0.08 * one.at))
     trial = Trial(training)
     trial.train(60)
