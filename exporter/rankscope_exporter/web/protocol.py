@@ -204,6 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._tls and not self._secured:
                 self._secured = TlsTransport(self._socket, self._tls())
             part = data[start : start + limits.PARSE_BYTES]
+            self._received += len(part)  # encrypted: TLS records without content, which OpenSSL may answer, count, too
             self._parse(self._decrypt(self._secured, part) if self._secured else part)
         if self._socket and not self.flow.read_paused:
             self._socket.resume_reading()
@@ -215,11 +216,13 @@ class BoundedProtocol(HttpToolsProtocol):
         return content
 
     def _parse(self, data: bytes) -> None:
-        self._received += len(data)
-        if not data or self._is_closing():
+        if self._socket is None or self._socket.is_closing():
             pass
         elif self._received <= limits.REQUEST_BYTES:
-            super().data_received(data)
+            if data:
+                super().data_received(data)
+        elif not self.transport:  # still in the handshake
+            self._socket.close()
         elif self.cycle and self.cycle.scope is self.scope:  # the headers are complete, maybe the response, too
             self.cut_off("request too large")
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +13,8 @@ import pytest
 from testing.authority import Authority
 from tests.attacks.http.clients import Large, connect, flood, read_all, scrape, server, status
 from validation.siege.target import any_server
+
+from rankscope_exporter.web.limits import REQUEST_BYTES, REQUEST_SECONDS
 
 LIMIT = 24 * 1024 * 1024  # the kernel buffers about 6 MiB of a connection, which the server never reads
 START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
@@ -102,3 +106,36 @@ def test_a_few_pipelined_requests_are_all_answered() -> None:
             + b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         )
         assert read_all(connection).count(b"HTTP/1.1 200") == 6
+
+
+def test_a_handshake_larger_than_a_request_is_cut_off(tls: Path) -> None:
+    """OpenSSL accepts a ClientHello of 128 KiB."""
+    hello = b"\x01\x01\xff\x00" + b"a" * 16380
+    record = b"\x16\x03\x01\x40\x00"
+    with server(web_config=tls) as (port, _), connect(port) as connection:
+        connection.sendall(record + hello + 5 * (record + b"a" * 16384))
+        connection.settimeout(REQUEST_SECONDS / 2)  # after REQUEST_SECONDS, it is closed in any case
+        with suppress(ConnectionResetError):  # the server has not read all of it
+            read_all(connection)
+
+
+def test_tls_records_without_content_are_cut_off(tls: Path) -> None:
+    """The records ask the server for new keys, and the client reads no answer."""
+    library = ctypes.CDLL(ctypes.util.find_library("ssl"))
+    received, unsent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = any_server().wrap_bio(received, unsent)
+    session = ctypes.c_void_p.from_address(id(client._sslobj) + 24)  # type: ignore[attr-defined]  # its SSL*
+    with server(web_config=tls) as (port, _), connect(port) as connection:
+        with suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        connection.sendall(unsent.read())
+        received.write(connection.recv(65536))
+        client.do_handshake()
+        for _ in range(4000):
+            assert library.SSL_key_update(session, 1) == 1
+            assert library.SSL_do_handshake(session) == 1
+        assert unsent.pending > REQUEST_BYTES
+        connection.sendall(unsent.read())
+        connection.settimeout(REQUEST_SECONDS / 2)
+        with suppress(ConnectionResetError):
+            read_all(connection)
