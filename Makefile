@@ -18,6 +18,9 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 # The stamp file of a dependency group; the group dev includes every other one that .venv may have.
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
+# Container images often set it. pytest would then compile the tests' assertions again in each process of each run.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv servers helm demo check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month month-local serving-pods soak siege packages slurm kubernetes measurements-archive release lock sbom audit clean
 

@@ -25,10 +25,10 @@ HELD_MEMORY = "20 GiB"
 RANK_ZERO_FAULT = "RankscopeRankZeroLagging"
 HELD_MEMORY_FAULT = "RankscopeGpuMemoryHeldIdle"
 JOB_STARTS_WITHIN = 90.0  # seconds; mostly for importing torch four times on a slow machine
-QUIET = 15.0
+QUIET = 10.0  # seconds; a false alarm takes as long as a notification: 7 s
 NOTIFIED_WITHIN = 30.0  # the demo's bound
 RECOVERED_WITHIN = 30.0
-SILENCE_AFTERWARDS = 10.0
+SILENCE_AFTERWARDS = 8.0
 
 
 class Demo:

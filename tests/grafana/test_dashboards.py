@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def documented_labels() -> dict[str, set[str]]:
     return labels
 
 
+@cache
 def recorded() -> set[str]:
     """Return the names of the recording rules."""
     return {rule["record"] for group in production_groups() for rule in group["rules"] if "record" in rule}
