@@ -87,7 +87,8 @@ def run(settings: Config) -> None:
         sampler = Sampler(Driver(), gpus, watches_xids=XidCollector.name in settings.collectors)
         occupants.lacks, rank_gpus.sampler = sampler.lacks, sampler
         collectors = registry.collectors(settings.collectors, gpus, sampler, ranks.collectors)
-        scrape = Scrape([*collectors, DcgmCollector(averages, sampler)] if averages else collectors)
+        collectors += [DcgmCollector(averages, sampler)] if averages else []
+        scrape = Scrape(collectors, sampler.take_snapshot)
         app = create_app(scrape, sampler, reporter(ranks), has_lifecycle=settings.enable_lifecycle)
         sampler.start()
         sys.setswitchinterval(SWITCH_INTERVAL)

@@ -119,11 +119,12 @@ class Node:
     def collectors(self, metrics: Callable[[Any], Iterable[Metric]]) -> list[Any]:
         """Return all collectors. `metrics` returns the metrics of a rank collector."""
         state = {"nvml_up": True, "gpus_seen": 1, "gpus_expected": 2, "is_released": False}
-        sampler: Any = SimpleNamespace(texts=self.gpus.texts, xids=self.gpus.xids, **state)
+        now = self.gpus.latest()
+        sampler: Any = SimpleNamespace(texts=now.texts, values=now.values, xids=self.gpus.xids, **state)
         ranks = [SimpleNamespace(name=one.name, collect=lambda one=one: metrics(one)) for one in self._ranks]
         own = registry.collectors(registry.HELP, self.averages.collectors, sampler, ranks)
         assert [one.name for one in own] == [*registry.HELP]
-        return [*own, DcgmCollector(self.averages, self.gpus)]
+        return [*own, DcgmCollector(self.averages, sampler)]
 
 
 def write_processes(procfs: Path) -> None:

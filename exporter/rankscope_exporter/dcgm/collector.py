@@ -27,8 +27,8 @@ LabeledValues = dict[tuple[str, ...], float]
 class SampledGpus(XidEvents, Protocol):
     """The part of the sampler's interface that this collector uses."""
 
-    def readings(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
-        """Return the collector's last reading of every GPU ever seen; None if there is none."""
+    def values(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
+        """Return the collector's reading of every GPU in the page's snapshot; None if there is none."""
 
 
 class Averages:
@@ -76,7 +76,7 @@ class DcgmCollector:
         """Return the readings of each GPU that answers."""
         found: dict[Gpu, dict[str, Any]] = {}
         for collector in self._collectors:
-            for device, reading in self._sampled.readings(collector).items():
+            for device, reading in self._sampled.values(collector).items():
                 if reading is not None:
                     found.setdefault(device, {})[collector.name] = self._averages.averaged(collector, device, reading)
         answering = {device: _with_framebuffers(r) for device, r in found.items() if gpu.COLLECTOR.name in r}

@@ -50,10 +50,16 @@ class Form(NamedTuple):
 
 
 class Scrape:
-    """A scrape runs every collector and renders its metrics."""
+    """A scrape runs every collector and renders its metrics. `begin` is called first."""
 
-    def __init__(self, collectors: Sequence[Collector], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        collectors: Sequence[Collector],
+        begin: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._collectors = collectors
+        self._begin = begin
         self._clock = clock
         self._cache = SampleCache(METRICS)
         self._failing: set[str] = set()
@@ -65,6 +71,7 @@ class Scrape:
         collected: list[Metric] = []
         outcome: dict[str, tuple[bool, float]] = {}
         with self._lock:
+            self._begin()
             for collector in self._collectors:
                 began = self._clock()
                 delivered = self._run(collector)

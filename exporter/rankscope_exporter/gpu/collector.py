@@ -102,14 +102,14 @@ class Cached(Generic[R]):
 
 
 class Readings(Protocol):
-    """Store of the last readings."""
+    """The last readings, kept for a page."""
 
     def texts(self, collector: GpuCollector[Any]) -> list[Texts]:
         """Return the collector's lines of every GPU ever seen. Raises the reader's unexpected exception."""
 
 
 class SampledCollector:
-    """A GPU collector during a scrape: returns the last readings and never calls the driver."""
+    """A GPU collector during a scrape: returns the readings that are kept and never calls the driver."""
 
     def __init__(self, collector: GpuCollector[Any], readings: Readings) -> None:
         self.name = collector.name

@@ -17,7 +17,7 @@ from rankscope_exporter.gpu.lifecycle import Connection, Phase, PhaseEntry
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.nvml.errors import DriverError
-from rankscope_exporter.gpu.states import GpuStates
+from rankscope_exporter.gpu.states import GpuStates, Snapshot
 from rankscope_exporter.gpu.xid_watcher import Xids, XidWatcher
 from rankscope_exporter.worker import Worker
 
@@ -44,6 +44,7 @@ class Sampler:
     ) -> None:
         self._driver = driver
         self._gpus = GpuStates(collectors, self._oldest)
+        self._snapshot = Snapshot()
         self._watches_xids = watches_xids
         self._timing = timing or Timing()
         self._devices: dict[int, DeviceSampler] = {}
@@ -114,16 +115,25 @@ class Sampler:
             return True
         return entry.has_supervised and all(device.has_completed_round for device in [*self._devices.values()])
 
-    def readings(self, collector: GpuCollector[R]) -> dict[Gpu, R | None]:
-        """Return the collector's last reading of every GPU ever seen; empty while the handles are released.
+    def latest(self) -> Snapshot:
+        """Return the last reading of every GPU ever seen; empty while the handles are released."""
+        return Snapshot() if self.is_released else self._gpus.latest()
 
-        Raises the reader's unexpected exception.
-        """
-        return {} if self.is_released else self._gpus.readings(collector)
+    def readings(self, collector: GpuCollector[R]) -> dict[Gpu, R | None]:
+        """Return the collector's last reading of every GPU. Raises the reader's unexpected exception."""
+        return self.latest().values(collector)
+
+    def take_snapshot(self) -> None:
+        """Keep the last readings, so that `texts` and `values` return the same ones for all metrics of a page."""
+        self._snapshot = self.latest()
 
     def texts(self, collector: GpuCollector[Any]) -> list[Texts]:
-        """Return the lines of the last readings."""
-        return [] if self.is_released else self._gpus.texts(collector)
+        """Return the collector's lines of every GPU in the snapshot. Raises the reader's unexpected exception."""
+        return self._snapshot.texts(collector)
+
+    def values(self, collector: GpuCollector[R]) -> dict[Gpu, R | None]:
+        """Return the collector's reading of every GPU in the snapshot. Raises the reader's unexpected exception."""
+        return self._snapshot.values(collector)
 
     def xids(self) -> dict[Gpu, Xids]:
         """Return the XID events of every GPU, including lost GPUs."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -28,6 +28,36 @@ class Reading:
     taken: float
     values: Mapping[GpuCollector[Any], object]
     texts: Mapping[GpuCollector[Any], Texts]
+
+    def value(self, collector: GpuCollector[Any]) -> object:
+        """Return the collector's value. Raises its exception."""
+        value = self.values[collector]
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def lines(self, collector: GpuCollector[Any]) -> Texts:
+        """Return the collector's lines. Raises its exception."""
+        self.value(collector)
+        return self.texts[collector]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The readings of all GPUs at one time; None for a GPU that is down."""
+
+    gpus: Sequence[tuple[Gpu, Reading | None]] = ()
+
+    def values(self, collector: GpuCollector[R]) -> dict[Gpu, R | None]:
+        """Return the collector's value of each GPU; None if the GPU is down or lacks the value.
+
+        Raises the reader's unexpected exception.
+        """
+        return {gpu: cast("R | None", reading and reading.value(collector)) for gpu, reading in self.gpus}
+
+    def texts(self, collector: GpuCollector[Any]) -> list[Texts]:
+        """Return the collector's lines of each GPU. Raises the reader's unexpected exception."""
+        return [reading.lines(collector) if reading else collector.cache(gpu).write(None) for gpu, reading in self.gpus]
 
 
 class GpuState:
@@ -100,19 +130,12 @@ class GpuStates:
     @property
     def seen(self) -> int:
         """Number of GPUs that answer now."""
+        return sum(reading is not None for _, reading in self.latest().gpus)
+
+    def latest(self) -> Snapshot:
+        """Return the last reading of every GPU."""
         oldest = self._oldest()
-        return sum(state.latest_since(oldest) is not None for state in self._by_index)
-
-    def readings(self, collector: GpuCollector[R]) -> dict[Gpu, R | None]:
-        """Return the collector's last reading of every GPU; None if the GPU is down or lacks the value.
-
-        Raises the reader's unexpected exception.
-        """
-        return {gpu: cast("R | None", value) for gpu, value, _ in self._latest(collector)}
-
-    def texts(self, collector: GpuCollector[Any]) -> list[Texts]:
-        """Return the lines of the last readings."""
-        return [texts for _, _, texts in self._latest(collector)]
+        return Snapshot([(state.gpu, state.latest_since(oldest)) for state in self._by_index])
 
     def xids(self) -> dict[Gpu, Xids]:
         """Return the XID events of every GPU, including lost GPUs."""
@@ -127,15 +150,3 @@ class GpuStates:
         """Drop the readings: their driver is closed, and the next one may be different."""
         for state in self._by_index:
             state.latest = None
-
-    def _latest(self, collector: GpuCollector[Any]) -> Iterator[tuple[Gpu, object, Texts]]:
-        oldest = self._oldest()
-        for state in self._by_index:
-            latest = state.latest_since(oldest)
-            if latest is None:
-                yield state.gpu, None, collector.cache(state.gpu).write(None)
-                continue
-            value = latest.values[collector]
-            if isinstance(value, Exception):
-                raise value
-            yield state.gpu, value, latest.texts[collector]

@@ -67,6 +67,7 @@ class Node(NamedTuple):
 
     def gpus(self) -> Sequence[GpuReport]:
         """Return the reports of the GPUs."""
+        self.sampler.take_snapshot()
         families = [family for one in self.collectors for family in SampledCollector(one, self.sampler).collect()]
         return report_gpus(Values(families), self.reporter.look(), time.time())
 

@@ -30,7 +30,7 @@ class Sampled:
         self.xid_times: dict[Gpu, dict[int, float]] = {}
         self._collector = DcgmCollector(averages, self)
 
-    def readings(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
+    def values(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
         return self._readings[collector]
 
     def xids(self) -> Mapping[Gpu, Xids]:

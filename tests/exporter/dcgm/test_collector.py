@@ -206,6 +206,6 @@ def test_averaging_does_not_change_the_collectors_own_metrics(sampled: Make) -> 
     node = sampled(BUSY)
     node.after(3)
     collector = next(collector for collector in node._readings if collector.name == "load")
-    family = next(iter(collector.families(node.readings(collector))))
+    family = next(iter(collector.families(node.values(collector))))
     assert family.name == "rankscope_gpu_busy_seconds"
     assert family.samples[0].value > 0

@@ -30,6 +30,7 @@ def threads() -> set[str]:
 
 def published(sampler: Sampler) -> set[str]:
     """Return the names of the GPUs' series."""
+    sampler.take_snapshot()
     collected = (SampledCollector(collector, sampler).collect() for collector in GPU_COLLECTORS)
     return {sample.name for families in collected for family in families for sample in family.samples}
 

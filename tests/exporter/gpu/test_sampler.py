@@ -24,6 +24,7 @@ FIRST, SECOND = Gpu(0, simulated_uuid(0)), Gpu(1, simulated_uuid(1))
 def uuids_published(sampler: Sampler) -> dict[str, set[str]]:
     """Return the UUIDs of GPUs with a sample, by metric."""
     found: dict[str, set[str]] = {}
+    sampler.take_snapshot()
     for collector in GPU_COLLECTORS:
         for family in SampledCollector(collector, sampler).collect():
             for sample in family.samples:
@@ -190,6 +191,7 @@ def test_a_bug_in_a_collector_is_raised_only_when_it_is_collected(sampling):
 
     broken = GpuCollector("broken", "cannot work", lambda: mistaken, ())
     _, sampler = sampling("gpus: 1", collectors=(broken, temperature.COLLECTOR))
+    sampler.take_snapshot()
     with pytest.raises(ZeroDivisionError, match="a mistake"):
         SampledCollector(broken, sampler).collect()
     assert sampler.readings(temperature.COLLECTOR)[FIRST] is not None
@@ -313,7 +315,7 @@ def test_counters_follow_a_gpu_to_another_index(machine):
     state = gpus.state_of(device)
     device.index = 0
     assert gpus.state_of(device) is state
-    assert list(gpus.readings(gpu.COLLECTOR)) == [Gpu(0, simulated_uuid(1))]
+    assert list(gpus.latest().values(gpu.COLLECTOR)) == [Gpu(0, simulated_uuid(1))]
 
 
 ZEROS = "GPU-00000000-0000-0000-0000-000000000000"
@@ -424,3 +426,17 @@ def test_text_that_is_not_utf_8_fails_no_collector(sampling, monkeypatch, symbol
     assert published["rankscope_gpu_info"] == published["rankscope_gpu_mig_info"] == {FIRST.uuid, SECOND.uuid}
     identity = sampler.readings(gpu.COLLECTOR)[FIRST]
     assert text.decode(errors="replace") in (identity.name, identity.driver_version)
+
+
+def test_all_metrics_of_a_page_have_the_readings_of_its_beginning(machine):
+    m = machine("gpus: 2")
+    sampler = Sampler(m.driver, (gpu.COLLECTOR, temperature.COLLECTOR), timing=FAST)
+    sampler.take_snapshot()
+    sampler.start()
+    try:
+        eventually(lambda: sampler.is_ready)
+        assert sampler.texts(gpu.COLLECTOR) == sampler.texts(temperature.COLLECTOR) == []
+        sampler.take_snapshot()
+        assert set(sampler.values(gpu.COLLECTOR)) == set(sampler.values(temperature.COLLECTOR)) == {FIRST, SECOND}
+    finally:
+        sampler.stop()
