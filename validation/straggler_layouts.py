@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -140,8 +141,8 @@ def experts(model: nn.Sequential, hot: int | None = None) -> tuple[nn.Module, St
 
 
 def hot_expert(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Send most tokens to rank 2."""
-    return experts(model, 2)
+    """Send most tokens to one rank."""
+    return experts(model, int(os.environ["HOT_EXPERT"]))
 
 
 class Experts(nn.Module):
