@@ -139,11 +139,13 @@ def expected_bubble(run: RunFacts) -> float:
 
 
 def micro_batches(run: RunFacts) -> float | None:
-    """Return the micro-batches per step: backward passes of one rank. None if none are counted."""
-    counted = [
-        one.spent.micro_steps / one.spent.steps for one in run.ranks if one.spent.steps and one.spent.micro_steps
-    ]
-    return median(counted) if counted else None
+    """Return the micro-batches per step: backward passes of one rank. None if none are counted.
+
+    Counted since the start of the rank, because a window of a few steps may contain the passes of one step less.
+    """
+    counted = [one.now.counters for one in run.ranks]
+    ratios = [each.micro_steps / each.steps for each in counted if each.steps and each.micro_steps]
+    return float(round(median(ratios))) if ratios else None
 
 
 def _dry(run: RunFacts, moving: Parts, thresholds: Thresholds) -> tuple[Parts, Parts]:

@@ -50,15 +50,14 @@ def _excesses(ranks: Sequence[RankFacts], others: Sequence[RankFacts]) -> Mappin
 
 
 def measure_bubble(window: Window) -> Mapping[int | None, float]:
-    """Return the bubble's ratio of the time; empty without a pipeline."""
-    return whole_run(window.lost.get(BUBBLE, 0.0)) if window.run.stages else {}
+    """Return the bubble's ratio of the time; empty without a pipeline or a known number of micro-batches."""
+    is_known = window.run.stages and lost.micro_batches(window.run) is not None
+    return whole_run(window.lost.get(BUBBLE, 0.0)) if is_known else {}
 
 
-def explain_bubble(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss with the numbers of stages and micro-batches; None if the latter is unknown."""
-    batches = lost.micro_batches(window.run)
-    if batches is None:
-        return None
+def explain_bubble(window: Window, _rank: int | None) -> Candidate:
+    """Return the loss with the numbers of stages and micro-batches."""
+    batches = lost.micro_batches(window.run) or 0.0
     evidence = {"stages": float(len(window.run.stages)), "micro_batches": batches}
     return Candidate(BUBBLE, window.lost.get(BUBBLE, 0.0), evidence=evidence)
 

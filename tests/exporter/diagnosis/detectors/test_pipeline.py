@@ -20,8 +20,13 @@ Stages = Sequence[Sequence[float]]
 """The work of each rank of each stage, in seconds per micro-batch."""
 
 
-def pipelined(stages: Stages, micro_batches: int = 4, transfer: float = 0.0, phase: str = "backward") -> Window:
-    """Return the window of a 1F1B pipeline, whose pace the slowest rank sets."""
+def pipelined(
+    stages: Stages, micro_batches: int = 4, transfer: float = 0.0, phase: str = "backward", counted_before: float = 0.0
+) -> Window:
+    """Return the window of a 1F1B pipeline, whose pace the slowest rank sets.
+
+    `counted_before` is the ratio of the micro-batches that was counted before the window.
+    """
     slowest = max(max(ranks) for ranks in stages)
     usual = min(min(ranks) for ranks in stages)
     length = (micro_batches - 1) * slowest + sum(max(min(ranks), usual) for ranks in stages) + transfer
@@ -31,7 +36,13 @@ def pipelined(stages: Stages, micro_batches: int = 4, transfer: float = 0.0, pha
         rank: reading(rank, stage, work * micro_batches, usual * micro_batches, length, micro_batches, phase)
         for rank, (stage, work) in enumerate(numbers)
     }
-    began = {rank: RankReading(rank, 0.0, 0.0, "0-7", stage=one.stage) for rank, one in readings.items()}
+    began = {
+        rank: RankReading(
+            rank, 0.0, 0.0, "0-7", stage=one.stage,
+            counters=Counters(micro_steps=counted_before * one.counters.micro_steps),
+        )
+        for rank, one in readings.items()
+    }  # fmt: skip
     facts, thresholds = compare(RUN, began, readings), Thresholds()
     return Window(facts, lost(facts, thresholds), thresholds)
 
@@ -99,6 +110,16 @@ def test_too_few_micro_batches_make_an_unusually_large_bubble() -> None:
     found = pipeline.explain_bubble(window, None)
     assert found
     assert found.evidence == {"stages": 4.0, "micro_batches": 2.0}
+
+
+@pytest.mark.parametrize("counted_before", [0.0, 0.9, 1.0])
+def test_the_bubble_does_not_depend_on_the_passes_that_happen_to_be_in_the_window(counted_before: float) -> None:
+    window = pipelined([[0.02] * 4, [0.02, 0.08, 0.02, 0.02]], 4, counted_before=counted_before)
+    assert ratio(BUBBLE, window) == pytest.approx(0.2)
+
+
+def test_the_bubble_is_unknown_without_a_number_of_micro_batches() -> None:
+    assert BUBBLE.measure(pipelined([[0.02]] * 4, 0, transfer=1.0)) == {}
 
 
 def test_waits_beyond_the_bubble_are_transfer() -> None:
