@@ -177,8 +177,9 @@ def test_a_slow_link_is_named_with_its_group() -> None:
     assert sentence(RUN, candidate).endswith("the link between ranks 2-3 is slow")
 
 
-def test_late_data_of_one_rank_is_explained_where_every_ranks_data_is_late() -> None:
-    late, slow = (Candidate("straggler", 0.3, cause, PLACE) for cause in ("data_wait", "forward"))
+@pytest.mark.parametrize(("kind", "place"), [("straggler", PLACE), ("rotating_straggler", Place())])
+def test_late_data_of_some_ranks_is_explained_where_every_ranks_data_is_late(kind, place) -> None:
+    late, slow = (Candidate(kind, 0.3, cause, place) for cause in ("data_wait", "forward"))
     every = Candidate("data", 0.3, "cpu")
     assert explanation(late, [late, every]) is every
     assert explanation(slow, [slow, every]) is None
