@@ -30,7 +30,8 @@ EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
 }
 """By kind and cause: the kind and cause that explain it. An empty cause stands for any cause.
 
-If all data is late, one of the ranks is the last by chance, or several are in turn. Data that a rank aggregates uses the network as well."""
+If all data is late, one of the ranks is the last by chance, or several are in turn. Data that a rank aggregates uses
+the network as well."""
 
 
 def explanation(candidate: Candidate, others: Iterable[Candidate]) -> Candidate | None:
