@@ -65,7 +65,7 @@ ends when the loss has been below {release} of {loss} for {release_seconds} s. C
 the severity becomes critical at most once, when the loss exceeds {severe}.
 
 A loss that every healthy run has counts only beyond an allowance: the run's own loss in the last hour (its lower
-quartile), at most the allowance below.
+quartile), at most the allowance below. In the first minute of a run it is the allowance.
 
 ## Findings that explain others
 

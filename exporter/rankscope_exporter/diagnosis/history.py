@@ -24,6 +24,8 @@ MINUTE = 60.0
 ROWS, MINUTES = 30, 5
 """The fewest rows of a baseline, and the fewest minutes over which skipped steps are counted."""
 MIN_PAUSE = 0.5
+FEWEST_ROWS = 4
+"""The fewest rows that have a quartile. The first steps of a run are not usual: they compile, warm up or load."""
 BASELINE_AFTER = 600.0
 """Seconds of steps after which a run has a baseline."""
 PAUSES_KEPT = 64
@@ -133,7 +135,7 @@ class History:
         self._known_quartiles.clear()
 
     def baseline(self, kind: str, before: float, useful: float, steps_rate: float) -> float | None:
-        """Return the run's usual loss before that time, the lower quartile of the last hour; None if unknown.
+        """Return the run's usual loss before that time, the lower quartile of the last hour; None in the first minute.
 
         It is the larger of the loss per second of useful work and the loss per step. A ratio of all time would decrease
         when something else takes more time, and a step with a shorter batch computes less but waits as long as before.
@@ -210,6 +212,6 @@ def _numbers(saved: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def _lower_quartile(values: list[float]) -> float | None:
-    if len(values) < 2:
-        return values[0] if values else None
+    if len(values) < FEWEST_ROWS:
+        return None
     return quantiles(values, n=4, method="inclusive")[0]

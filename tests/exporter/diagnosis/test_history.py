@@ -41,6 +41,11 @@ def test_a_baseline_before_a_time_excludes_later_losses() -> None:
     assert found.baseline("network", 0.0, 0.8, 2.0) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(("losses", "baseline"), [([0.0], None), ([0.0, 0.2, 0.2], None), ([0.0, 0.2, 0.2, 0.2], 0.15)])
+def test_the_first_steps_alone_are_no_baseline(losses: list[float], baseline: float | None) -> None:
+    assert with_losses(losses).baseline("network", 0.0, 0.8, 2.0) == (baseline and pytest.approx(baseline))
+
+
 def test_a_loss_that_was_never_measured_has_no_baseline() -> None:
     assert history().baseline("network", 0.0, 0.8, 2.0) is None
     assert with_losses([0.1] * 9).baseline("data", 0.0, 0.8, 2.0) is None

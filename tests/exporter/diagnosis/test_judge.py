@@ -197,6 +197,13 @@ def test_a_slow_network_is_found_with_and_without_a_baseline() -> None:
     assert trial.opened("network")[0].baseline == "unknown"
 
 
+def test_first_steps_with_less_transfer_than_usual_are_no_baseline() -> None:
+    trial = Trial(Training(4, transfer=0.0)).trained(22)
+    trial.training._transfer = 0.06
+    trial.train(900)
+    assert not trial.kinds()
+
+
 def loaders(trial: Trial, *, became_slow: float) -> None:
     """Let the loaders of all ranks work for a tenth of the time, and after `became_slow` for nearly all of it."""
 
