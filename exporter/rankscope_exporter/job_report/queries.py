@@ -25,6 +25,15 @@ GROUPS = {"user": "user", "account": "slurm_account", "partition": "slurm_partit
 """By group: the label of rankscope_gpu_allocation_info that names it."""
 RATIOS = "run:rankscope_lost:ratio{{{0}}} or on (run, owner, cause) rankscope_run_lost_ratio{{{0}}}"
 
+SECONDS_SINCE_START = (
+    'time() - max_over_time((min(rankscope_rank_start_timestamp_seconds{{{0},rank="0"}}) > time() - 600 unless '
+    f'group(last_over_time(rankscope_rank_up{{{{{{0}},rank="0"}}}}[10m] offset 1m)))[{LOOK_BACK}:1m])'
+)
+"""The time since the start of the last run with a name: rank 0 started in the last 10 min and was not there before.
+
+If it had started earlier, Prometheus or the exporter was down. A restart within 20 min of the end continues the run.
+"""
+
 Connect = Callable[[float | None], Prometheus]
 """A function that returns a client which queries a Prometheus at that time."""
 
@@ -96,11 +105,13 @@ def _where(run: str, owner: str) -> str:
 def _summary(now: Prometheus, run: str, owner: str, slurm: Mapping[str, str]) -> Job:
     """Return a run's owner, nodes, ranks and times."""
     where = _where(run, owner)
-    ranks = now.query(f"last_over_time(rankscope_rank_info{{{where}}}[{LOOK_BACK}])")
-    began = _value(now.query(f"min(min_over_time(rankscope_rank_start_timestamp_seconds{{{where}}}[{LOOK_BACK}]))"))
-    ended = _value(now.query(f"max(max_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[{LOOK_BACK}]))"))
+    age = _value(now.query(SECONDS_SINCE_START.format(where)))
+    life = LOOK_BACK if age is None else f"{round(age) + 60}s"
+    ranks = now.query(f"last_over_time(rankscope_rank_info{{{where}}}[{life}])")
+    began = _value(now.query(f"min(min_over_time(rankscope_rank_start_timestamp_seconds{{{where}}}[{life}]))"))
+    ended = _value(now.query(f"max(max_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[{life}]))"))
     progress = f"rankscope_rank_last_progress_timestamp_seconds{{{where}}}"
-    seen = _value(now.query(f"max(max_over_time({progress}[{LOOK_BACK}]))"))
+    seen = _value(now.query(f"max(max_over_time({progress}[{life}]))"))
     alive = now.query(f"rankscope_rank_up{{{where}}} == 1")
     at = max(value for value in (began, ended, seen) if value is not None) if began else 0.0
     return Job(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 import pytest
+from testing import rule_tests
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus
@@ -190,6 +193,56 @@ def test_gpu_time_is_summed_by_the_jobs_labels() -> None:
     held = [Sample("", {"run": run, "owner": "1", "slurm_account": "physics"}, 1.0) for run in "ab"]
     found = queries.groups(Server({"sum by": spent, "group by": held}).at(None), "account", 7.0)
     assert found == {"physics": {"none": 110.0}, "": {"data": 5.0}}
+
+
+def test_only_the_last_run_with_a_name_is_reported(server) -> None:
+    asked = server(**{r"time\(\) - max_over_time": one(4000.0)})
+    queries.job(asked.at, "train", None, None)
+    windows = {
+        window for _, expression in asked.asked for window in re.findall(r"_rank_\w+{[^}]*}\[(\w+)\]", expression)
+    }
+    assert windows == {"30d", "10m", "4060s", "3601s"}, "to find the run and its start, about its life, until its end"
+
+
+@pytest.mark.parametrize(
+    ("starts", "up", "age"),
+    [
+        ("100x159", "1x159", 2300),
+        ("100x40 stale _x79 1700x38", "1x40 stale _x79 1x38", 700),
+        ("100x40 700x118", "1x159", 2300),
+        ("100x40 stale _x79 100x38", "1x40 stale _x79 1x38", 2300),
+        ("100x20 400x20 stale _x79 400x38", "1x41 stale _x79 1x38", 2300),
+        ("100x40 _x119", "1x40 0x40 stale _x78", 2300),
+    ],
+    ids=["one run", "again", "restarted rank", "outage", "outage after a restart", "ended"],
+)
+def test_a_run_starts_when_its_first_rank_appears(tmp_path: Path, starts: str, up: str, age: int) -> None:
+    labels = 'run="train",owner="1",rank="0"'
+    expression = queries.SECONDS_SINCE_START.format('run="train",owner="1"')
+    document = {
+        "rule_files": [],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": [
+                    {"series": f"rankscope_rank_start_timestamp_seconds{{{labels}}}", "values": f"_x7 {starts}"},
+                    {"series": f"rankscope_rank_up{{{labels}}}", "values": f"_x7 {up}"},
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": expression.replace(queries.LOOK_BACK, "1h"),  # promtool loads fewer samples
+                        "eval_time": "40m",
+                        "exp_samples": [{"labels": "{}", "value": age}],
+                    }
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "test.yml"
+    path.write_text(json.dumps(document))
+    answer = rule_tests.answer(path)
+    assert answer.holds, answer.output
 
 
 def test_gpu_time_of_runs_that_share_a_gpu_belongs_to_their_one_user() -> None:
