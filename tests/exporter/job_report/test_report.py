@@ -194,10 +194,13 @@ def test_unused_resources_are_noted() -> None:
     assert "20% of the GPU time is lost to data." in text
 
 
-def test_a_long_report_is_cut_to_the_length_of_a_comment() -> None:
-    causes = {f"{'x' * 150}-{n}": 1.0 for n in range(64)} | {"none": 100.0}
-    findings = [JobFinding(1e9, None, "data", "warning", 0.1, "y" * 500) for _ in range(50)]
-    text = as_json(a_job(causes=causes, findings=findings, runs=["r" * 128]), Prices(2.5, 0.3))
+@pytest.mark.parametrize("letter", ["x", '"', "\u8bad", "\U0001f600"])
+def test_a_long_report_is_cut_to_the_length_of_a_comment(letter: str) -> None:
+    causes = {f"{n}-{letter * 150}": 1.0 for n in range(64)} | {"none": 100.0}
+    findings = [JobFinding(1e9, None, "data", "warning", 0.1, letter * 500) for _ in range(50)]
+    gpus = [Gpu("node-a", str(n), 0.51234, 1.0, 3.0, 1.23456e9) for n in range(8)]
+    job = a_job(causes=causes, findings=findings, runs=[letter * 128], gpus=gpus, cpu_seconds=1.23456e9, cpus=4096)
+    text = as_json(job, Prices(2.5, 0.3))
     assert len(text.encode()) <= LIMIT
     found = json.loads(text)
     assert found["useful"] + sum(found["lost"].values()) == pytest.approx(1.0, abs=1e-9)
