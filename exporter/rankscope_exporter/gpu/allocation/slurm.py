@@ -35,9 +35,12 @@ FIELD = re.compile(rf"({'|'.join(FIELDS)})=(\S*)")
 
 # cgroup v1: /slurm/uid_1000/job_4711/step_0; v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0. With
 # several slurmd on a machine the first part contains the node's name (slurm.schedmd.com/cgroup_v2.html). Slurm 26.05
-# uses the job's SLUID: an `s` and 13 digits of Crockford's base 32 (src/common/sluid.c).
+# uses the job's SLUID: an `s` and 13 digits of Crockford's base 32 (src/common/sluid.c). Below /user.slice, users may
+# make cgroups with any name.
 SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")
-JOB_CGROUP = re.compile(rf"slurm[^/]*/(?:uid_\d+/)?(?:job_(\d+)|({SLUID.pattern}))(?:/|$)", re.MULTILINE)
+JOB_CGROUP = re.compile(
+    rf"^(?!.*/user\.slice/).*?slurm[^/]*/(?:uid_\d+/)?(?:job_(\d+)|({SLUID.pattern}))(?:/|$)", re.MULTILINE
+)
 
 logger = logging.getLogger(__name__)
 

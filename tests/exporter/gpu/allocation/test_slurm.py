@@ -126,6 +126,11 @@ def test_an_unreadable_directory_raises_an_error(tmp_path: Path) -> None:
         ("0::/system.slice/slurmstepd.scope/sF9EPK6QCKG30I/step_0\n", ""),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
         ("0::/user.slice/job_4711/step_0\n", ""),
+        ("0::/user.slice/user-1000.slice/user@1000.service/slurm/job_4711\n", ""),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/sF9EPK6QCKG300\n", ""),
+        ("1:name=systemd:/user.slice/slurm/job_1\n9:memory:/slurm/uid_1000/job_4711\n", "4711"),
+        ("0::/../../slurmstepd.scope/job_4711/step_0\n", "4711"),
+        ("0::/kubepods.slice/cri-containerd-0123.scope/system.slice/slurmstepd.scope/job_4711/step_0\n", "4711"),
         ("", ""),
     ],
 )
