@@ -88,13 +88,14 @@ class AllocationMeter:
             return None
         claims, split_into = self._claims(), self._instances(device, tick)
         instances = _instance_uuids(split_into or ())
+        hides_instances = split_into is not None and not instances
         claimed = claims.find_holders(device.index, self._file(device, tick), device.uuid, *instances)
         ranks = claims.find_ranks(device.uuid, *instances)
         seen = look_up(pids, self._processes)
         if self._occupants:
-            self._occupants.record(device.uuid, seen, instances)
+            self._occupants.record(device.uuid, seen, instances, hides_instances=hides_instances)
         facts = Facts(
-            is_allocated=bool(claimed) or (False if self._are_all_known(claims, device, split_into) else None),
+            is_allocated=bool(claimed) or (False if self._are_all_known(claims, device, hides_instances) else None),
             # If processes are not visible, living ranks are the only known processes.
             processes=seen.count if seen.count is not None else len(ranks) or None,
             dead=seen.dead,
@@ -106,14 +107,13 @@ class AllocationMeter:
         self._seconds[state] += tick.elapsed
         return Allocation([*claimed, *holders_of(seen.living, self._users)], state, dict(self._seconds))
 
-    def _are_all_known(self, claims: Claims, device: Device, instances: Sequence[MigInstance] | None) -> bool:
+    def _are_all_known(self, claims: Claims, device: Device, hides_instances: bool) -> bool:
         """Return whether all holders are known.
 
         They are not if a scheduler names a UUID that several GPUs report, or an instance that no GPU shows: a container
         without privileges does not see the instances of a GPU in MIG mode.
         """
-        is_hidden = instances is not None and not any(instance.uuid for instance in instances)
-        if is_hidden and any(name.startswith("MIG-") and not self._is_seen(name) for name in claims.holders):
+        if hides_instances and any(name.startswith("MIG-") and not self._is_seen(name) for name in claims.holders):
             return False
         return claims.is_complete and (
             device.uuid == device.reported_uuid or device.reported_uuid not in claims.holders
