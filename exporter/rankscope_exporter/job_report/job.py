@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from stat import S_ISDIR
 
 NO_RANK = "no_rank"
 """GPU time that Slurm has allocated to the job while no rank trained: its launch, its end, GPUs without a rank."""
@@ -11,6 +13,18 @@ NO_RANK = "no_rank"
 
 class NoJobError(Exception):
     """There is nothing to report. The message names the reason."""
+
+
+def check_directory(directory: Path, otherwise: str = "") -> None:
+    """Raise NoJobError if it is not a directory that this user can look up; `otherwise` says what to give instead."""
+    try:
+        is_directory = S_ISDIR(directory.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        is_directory = False
+    except OSError as error:
+        raise NoJobError(f"{directory}: {error.strerror}{otherwise}") from error
+    if not is_directory:
+        raise NoJobError(f"{directory} is not a directory{otherwise}")
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, all_ranks
 from rankscope_exporter.diagnosis.lost import by_cause
-from rankscope_exporter.job_report.job import Job, NoJobError
+from rankscope_exporter.job_report.job import Job, NoJobError, check_directory
 
 
 def jobs(directory: Path) -> list[Job]:
     """Return all jobs that have a record in the directory. Raise NoJobError."""
-    if not directory.is_dir():
-        raise NoJobError(f"{directory} is not a directory")
+    check_directory(directory)
     ranks: dict[tuple[str, str], list[RecordedRank]] = defaultdict(list)
     try:
         for rank in all_ranks(directory):

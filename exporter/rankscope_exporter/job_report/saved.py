@@ -7,21 +7,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError
+from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, check_directory
 from rankscope_exporter.ranks import journal
-from rankscope_exporter.ranks.state_file import StateFile
+from rankscope_exporter.ranks.state_file import NAME, StateFile
 
+OTHERWISE = ": give the exporter's --state-dir, as a user who may read it, or a Prometheus with --url"
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def jobs(directory: Path) -> list[Job]:
     """Return all known jobs, each once. Raise NoJobError."""
-    if not directory.is_dir():
-        raise NoJobError(f"{directory} is not a directory: give the exporter's --state-dir, or a Prometheus with --url")
+    check_directory(directory, OTHERWISE)
+    state = directory / NAME
     try:
         entries = [*journal.read(directory)]
+        if state.exists():
+            state.open("rb").close()
     except OSError as error:
-        raise NoJobError(f"{error.filename}: {error.strerror}") from error
+        raise NoJobError(f"{error.filename}: {error.strerror}{OTHERWISE}") from error
     saved = StateFile(directory).load().get("accounts", ())
     accounts = [*_select_entries(entries, journal.FINISHED), *(saved if isinstance(saved, list) else ())]
     found = [*_select_entries(entries, journal.FOUND)]

@@ -139,6 +139,8 @@ def test_records_without_an_exporter_are_reported_by_phase(run_dir: Path, capsys
     [
         ({"state_dir": Path("absent")}, "absent is not a directory"),
         ({"run_dir": Path("absent")}, "absent is not a directory"),
+        ({"state_dir": Path("x" * 300)}, "File name too long: give the exporter's --state-dir, as a user who may read"),
+        ({"run_dir": Path("x" * 300)}, "File name too long"),
         ({}, "--state-dir, --url or a run directory"),
         ({"by": "user"}, "give --url"),
         ({"url": "nonsense"}, "nonsense is not a URL"),
@@ -149,6 +151,27 @@ def test_without_data_the_reason_is_printed(
 ) -> None:
     assert show(ReportRequest(**fields)) == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hidden", ["", "findings.json", "journal-*"])
+@pytest.mark.usefixtures("ended")
+def test_a_state_that_the_user_may_not_read_is_one_error(
+    state_dir: Path, hidden: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def deny(method: str) -> None:
+        real = getattr(Path, method)
+
+        def denying(self: Path, *arguments: Any, **options: Any) -> Any:
+            if self == state_dir if not hidden else self.match(hidden):
+                raise PermissionError(13, "Permission denied", str(self))
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(Path, method, denying)
+
+    deny("open" if hidden else "stat")
+    assert show(ReportRequest(state_dir=state_dir)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(rf"{state_dir}.*: Permission denied: give the exporter's --state-dir, as a user who may", line)
 
 
 def test_another_users_run_with_the_same_name_is_not_reported() -> None:
