@@ -123,12 +123,15 @@ class Job:
     def with_allocation(self, allocation: Allocation, now: float) -> Job:
         """Return the job with its allocation. Allocated time without a rank is NO_RANK.
 
-        If the job is running, the time since its state was saved is left out.
+        If the job is running, the time since its state was saved is left out. If it has more ranks than GPUs, ranks
+        share them: a second of a rank is then that part of a GPU's.
         """
         unknown = max(now - self.at, 0.0) if self.ended is None else 0.0
         allocation = replace(allocation, seconds=max(allocation.seconds - unknown, 0.0))
-        rest = allocation.seconds * allocation.gpus - self.gpu_seconds
-        causes = {**self.causes, NO_RANK: rest} if rest > 0.0 else self.causes
+        part = min(allocation.gpus / self.ranks, 1.0) if self.ranks else 1.0
+        causes = {cause: seconds * part for cause, seconds in self.causes.items()}
+        rest = allocation.seconds * allocation.gpus - sum(causes.values())
+        causes |= {NO_RANK: rest} if rest > 0.0 else {}
         return replace(self, allocation=allocation, causes=causes, cpus=allocation.cpus or self.cpus)
 
 

@@ -95,6 +95,15 @@ def test_allocated_time_without_a_rank_is_a_cause(
     assert found["lost"]["no_rank"] == pytest.approx((500 - 320) / 500, rel=0.02)
 
 
+@pytest.mark.parametrize(("ranks", "gpus"), [(4, 2), (3, 1), (2, 2), (2, 4)])
+def test_parts_sum_to_the_run_time_of_the_gpus_that_ranks_share(ranks: int, gpus: int) -> None:
+    causes = {"none": 3000.0 * ranks, "data": 500.0 * ranks}
+    job = a_job(ranks=ranks, causes=causes).with_allocation(Allocation("COMPLETED", 3600.0, gpus, 0), now=2e9)
+    assert job.gpu_seconds == pytest.approx(3600.0 * gpus)
+    assert job.causes["none"] == pytest.approx(3000.0 * min(ranks, gpus))
+    assert job.causes["none"] / job.causes["data"] == pytest.approx(6.0)
+
+
 def test_a_partial_job_is_not_compared_with_its_whole_allocation(
     run_dir: Path, state_dir: Path, controller: dict[str, Allocation], capsys: pytest.CaptureFixture[str]
 ) -> None:
