@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,48 @@ def test_run_time_gpus_and_cpus_are_read_from_slurm(gpus: str, count: int) -> No
 @pytest.mark.parametrize("text", ["", "JobId=6", SHOWN.format(gpus="TRES=cpu=1"), SHOWN.replace("RunTime", "Run")])
 def test_text_without_gpus_or_a_run_time_is_not_an_allocation(text: str) -> None:
     assert slurm.parse(text.format(gpus="") if "{" in text else text) is None
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of a program that replaces scontrol."""
+    monkeypatch.undo()  # the simulated controller
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path / "scontrol"
+
+
+def answering(program: Path, answers: dict[str, bytes]) -> None:
+    """Let scontrol know these jobs."""
+    for name, answer in answers.items():
+        (program.parent / f"{name}.job").write_bytes(answer)
+    program.write_text(f'#!/bin/sh\nfor job; do :; done\nexec cat "{program.parent}/$job.job"\n')
+    program.chmod(0o755)
+
+
+def test_a_job_is_found_by_its_array_and_task_or_its_sluid(scontrol: Path) -> None:
+    answering(
+        scontrol, {"36_2": b"JobId=38 ArrayJobId=36 ", "7+1": b"JobId=8 HetJobId=7 ", "s9G5M8BD1KND00": b"JobId=9 "}
+    )
+    asked = ("36_2", "7+1", "s9G5M8BD1KND00", "36", "36_3", "-a_1", "../36_2")
+    assert [slurm.number(name) for name in asked] == ["38", "8", "9", "36", "36_3", "-a_1", "../36_2"]
+
+
+@pytest.mark.usefixtures("ended")
+def test_the_report_of_an_array_task_is_that_of_its_job(
+    scontrol: Path, state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(scontrol, {"4700_11": b"JobId=4711 ArrayJobId=4700 ArrayTaskId=11 "})
+    assert "Slurm job 4711 (train large)" in printed(capsys, state_dir=state_dir, job_id="4700_11")
+
+
+def test_a_job_name_in_any_encoding_does_not_affect_the_report(scontrol: Path) -> None:
+    text = SHOWN.format(gpus="JOB_GRES=gpu:8").encode().replace(b"train large", b"tr\xe4n")
+    answering(scontrol, {"6": text})
+    found = slurm.ask("6")
+    assert found
+    assert (found.gpus, found.cpus) == (8, 64)
+
+
+def test_without_a_controller_there_is_no_allocation(scontrol: Path) -> None:
+    answering(scontrol, {})
+    assert slurm.ask("6") is None
