@@ -80,12 +80,12 @@ def test_a_rank_without_a_visible_process_is_checked_by_its_file_owner(tmp_path:
 
 
 def test_while_a_gpu_hides_its_instances_an_unknown_uuid_is_believed(is_elsewhere: Scenario) -> None:
-    gpu, nobody = "GPU-in-MIG-mode", GpuProcesses((), 0, 0)
+    gpu, unused = "GPU-in-MIG-mode", GpuProcesses((), 0, 0)
     is_elsewhere.occupants.lacks = lambda uuid: uuid != gpu
-    is_elsewhere.occupants.record(gpu, nobody, hides_instances=True)
-    is_elsewhere.occupants.record("GPU-whole", nobody)
+    is_elsewhere.occupants.record(gpu, unused, hides_instances=True)
+    is_elsewhere.occupants.record("GPU-whole", unused)
     assert not is_elsewhere.occupants.is_elsewhere(is_elsewhere.rank)
-    is_elsewhere.occupants.record(gpu, nobody, instances=["MIG-1"])
+    is_elsewhere.occupants.record(gpu, unused, instances=["MIG-1"])
     assert is_elsewhere.occupants.is_elsewhere(is_elsewhere.rank)
 
 
