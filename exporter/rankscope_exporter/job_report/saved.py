@@ -32,7 +32,7 @@ def jobs(directory: Path) -> list[Job]:
     for account in accounts:
         with suppress(*UNREADABLE):
             job = _job(account, found)
-            key = job.runs[0], job.owner, job.began
+            key = job.runs[0], job.owner, float(account["began"])
             known[key] = max(known.get(key, job), job, key=lambda one: one.at)
     return [*known.values()]
 
@@ -42,7 +42,8 @@ def _select_entries(entries: Iterable[Mapping[str, Any]], kind: str) -> Iterator
 
 
 def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
-    run, owner, began = str(account["run"]), str(account["owner"]), float(account["began"])
+    run, owner = str(account["run"]), str(account["owner"])
+    began = float(account["began"]) + float(account.get("clock_step", 0.0))
     at, ended = float(account["at"]), account["ended"] and float(account["ended"])
     own = [
         one
