@@ -43,12 +43,14 @@ def _select_entries(entries: Iterable[Mapping[str, Any]], kind: str) -> Iterator
 
 def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
     run, owner = str(account["run"]), str(account["owner"])
-    began = float(account["began"]) + float(account.get("clock_step", 0.0))
+    step = float(account.get("clock_step", 0.0))
+    began = float(account["began"]) + step
     at, ended = float(account["at"]), account["ended"] and float(account["ended"])
+    first, last = began - max(step, 0.0) - 1.0, at - min(step, 0.0)  # findings may be older than the clock's step
     own = [
         one
         for one in found
-        if (one["run"], one["owner"]) == (run, owner) and began - 1.0 <= one["end"] and one["begin"] <= at
+        if (one["run"], one["owner"]) == (run, owner) and first <= one["end"] and one["begin"] <= last
     ]
     ranks = account["ranks"].values()
     return Job(

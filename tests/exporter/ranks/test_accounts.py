@@ -78,6 +78,23 @@ def test_setting_the_clock_changes_neither_the_run_time_nor_the_findings(
         assert [finding.kind for finding in found.findings] == ["straggler"]
 
 
+@pytest.mark.parametrize("step", [-600.0, 600.0])
+def test_findings_from_before_the_clock_was_set_are_in_the_report(
+    job: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    clock = SimpleNamespace(wrong_by=-step)
+    monkeypatch.setattr(look, "time", SimpleNamespace(time=lambda: job.now + BOOTED + clock.wrong_by))
+    job.train(20)
+    job.train(40, lagging("optimizer"))
+    job.train(120)
+    assert [entry["kind"] for entry in entries(state_dir, "finding")] == ["straggler"]
+    clock.wrong_by = 0.0
+    job.train(2)
+    finish(job)
+    (found,) = saved.jobs(state_dir)
+    assert [finding.kind for finding in found.findings] == ["straggler"]
+
+
 def test_time_before_the_exporter_saw_the_run_is_included(run_dir: Path, state_dir: Path) -> None:
     job = JudgedJob(run_dir, state_dir=state_dir)
     for rank in job.job.ranks:
