@@ -14,7 +14,7 @@ from testing.records import publish
 from testing.simulated_job import lagging
 
 from rankscope.record import layout
-from rankscope_exporter.job_report import saved, slurm
+from rankscope_exporter.job_report import records, saved, slurm
 from rankscope_exporter.job_report.command import ReportRequest, show
 from rankscope_exporter.job_report.job import Allocation, Gpu, Job, JobFinding, NoJobError, merge_jobs, select_job
 from rankscope_exporter.job_report.page import Prices, group_lines, lines
@@ -142,6 +142,19 @@ def test_records_without_an_exporter_are_reported_by_phase(run_dir: Path, capsys
     found = json.loads(printed(capsys, run_dir=run_dir, is_json=True))
     assert found["gpu_hours"] == pytest.approx(200 / 3600, rel=0.001)
     assert found["lost"] == {"startup": 1.0}
+
+
+@pytest.mark.parametrize("ended_unix", [1e9 + 100, 0.0], ids=["ended", "killed"])
+def test_records_of_several_nodes_have_their_own_clocks(run_dir: Path, ended_unix: float) -> None:
+    forward = float(layout.PHASES.index("forward"))
+    slots = {"phase": forward, "started_unix": 1e9, "ended": float(ended_unix > 0), "ended_unix": ended_unix}
+    for rank, uptime in enumerate((100.0, 5e6)):
+        seconds = {"started_monotonic": uptime, "phase_seconds": 40.0}
+        publish(run_dir, f"r.{rank}", slots | seconds, rank=str(rank), world_size="2", node=f"node-{rank}", boot_id="x")
+    (job,) = records.jobs(run_dir)
+    lasted = 100.0 if ended_unix else 40.0
+    assert (job.began, job.ended, job.at) == (1e9, 1e9 + lasted, 1e9 + lasted)
+    assert job.gpu_seconds == pytest.approx(2 * lasted)
 
 
 @pytest.mark.parametrize(
