@@ -31,21 +31,17 @@ class Occupants:
         self._monotonic = monotonic
         self._by_uuid: dict[str, _Occupants] = {}
         self._parents: dict[str, str] = {}
-        self._hiding: set[str] = set()  # GPUs in MIG mode whose instances are not visible
         self._uids: dict[int, int | None] = {}  # uids of ranks' processes, cached until the next GPU reading
         self.lacks: Callable[[str], bool] = lambda _uuid: False
         """Returns whether no GPU of this node has the UUID; False while that is unknown."""
 
-    def record(
-        self, uuid: str, seen: GpuProcesses, instances: Iterable[str] = (), *, hides_instances: bool = False
-    ) -> None:
-        """Record the processes on a GPU, and the UUIDs of its MIG instances or that they are not visible.
+    def record(self, uuid: str, seen: GpuProcesses, instances: Iterable[str] = ()) -> None:
+        """Record the processes on a GPU and the UUIDs of its MIG instances.
 
         If any process cannot be looked up or serves clients (MPS), the users of the GPU are unknown.
         """
         self._uids = {}
         self._parents |= dict.fromkeys(instances, uuid)
-        (self._hiding.add if hides_instances else self._hiding.discard)(uuid)
         living = [process for process in seen.living if process and process.name != MPS_SERVER]
         if living and len(living) == len(seen.living):
             pids, uids = ({process.pid for process in living}, {process.uid for process in living})
@@ -58,13 +54,10 @@ class Occupants:
         return uuid in self._parents
 
     def is_elsewhere(self, rank: Rank) -> bool:
-        """Return whether the rank cannot be on the GPU or MIG instance that its record names.
-
-        While a GPU hides its instances, any unknown UUID may be one of them.
-        """
+        """Return whether the rank cannot be on the GPU or MIG instance that its record names."""
         uuid = rank.snapshot.info["uuid"]
         gpu = self._parents.get(uuid, uuid)
-        return (self.lacks(gpu) and not self._hiding) or self._has_only_other_users(rank, gpu)
+        return self.lacks(gpu) or self._has_only_other_users(rank, gpu)
 
     def _has_only_other_users(self, rank: Rank, gpu: str) -> bool:
         """Return whether the GPU has processes, and none is the rank's or belongs to one of the rank's users.

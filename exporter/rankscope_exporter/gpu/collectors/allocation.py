@@ -93,7 +93,7 @@ class AllocationMeter:
         ranks = claims.find_ranks(device.uuid, *instances)
         seen = look_up(pids, self._processes)
         if self._occupants:
-            self._occupants.record(device.uuid, seen, instances, hides_instances=hides_instances)
+            self._occupants.record(device.uuid, seen, instances)
         facts = Facts(
             is_allocated=bool(claimed) or (False if self._are_all_known(claims, device, hides_instances) else None),
             # If processes are not visible, living ranks are the only known processes.

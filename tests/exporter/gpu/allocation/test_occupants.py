@@ -79,16 +79,6 @@ def test_a_rank_without_a_visible_process_is_checked_by_its_file_owner(tmp_path:
     assert not scenario(Process(OWNER, "", 7, "python"))
 
 
-def test_while_a_gpu_hides_its_instances_an_unknown_uuid_is_believed(is_elsewhere: Scenario) -> None:
-    gpu, unused = "GPU-in-MIG-mode", GpuProcesses((), 0, 0)
-    is_elsewhere.occupants.lacks = lambda uuid: uuid != gpu
-    is_elsewhere.occupants.record(gpu, unused, hides_instances=True)
-    is_elsewhere.occupants.record("GPU-whole", unused)
-    assert not is_elsewhere.occupants.is_elsewhere(is_elsewhere.rank)
-    is_elsewhere.occupants.record(gpu, unused, instances=["MIG-1"])
-    assert is_elsewhere.occupants.is_elsewhere(is_elsewhere.rank)
-
-
 def test_a_gpu_that_the_node_lacks_contradicts_a_claim() -> None:
     scenario = Scenario(Path("/nonexistent"))
     assert not scenario(count=0), "GPUs are unknown"
