@@ -93,9 +93,14 @@ class Job:
     allocation: Allocation | None = None
 
     @property
+    def end(self) -> float:
+        """Return the time of its end, or of the last data."""
+        return self.ended or self.at
+
+    @property
     def seconds(self) -> float:
         """Return the run time: from Slurm, or else from the start of the first rank to the end of the last one."""
-        return self.allocation.seconds if self.allocation else max((self.ended or self.at) - self.began, 0.0)
+        return self.allocation.seconds if self.allocation else max(self.end - self.began, 0.0)
 
     @property
     def gpu_seconds(self) -> float:
@@ -123,12 +128,13 @@ class Job:
     def with_allocation(self, allocation: Allocation, now: float) -> Job:
         """Return the job with its allocation. Allocated time without a rank is NO_RANK.
 
-        If the job is running, the time since its state was saved is left out. If it has more ranks than GPUs, ranks
-        share them: a second of a rank is then that part of a GPU's.
+        If the job is running, the time since its state was saved is left out. If ranks share GPUs, their time is scaled
+        to that of the GPUs.
         """
         unknown = max(now - self.at, 0.0) if self.ended is None else 0.0
         allocation = replace(allocation, seconds=max(allocation.seconds - unknown, 0.0))
-        part = min(allocation.gpus / self.ranks, 1.0) if self.ranks else 1.0
+        most = allocation.gpus * (self.end - self.began)
+        part = min(most / self.gpu_seconds, 1.0) if most and self.gpu_seconds else 1.0
         causes = {cause: seconds * part for cause, seconds in self.causes.items()}
         rest = allocation.seconds * allocation.gpus - sum(causes.values())
         causes |= {NO_RANK: rest} if rest > 0.0 else {}

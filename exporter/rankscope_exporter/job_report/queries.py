@@ -129,21 +129,22 @@ def _summary(now: Prometheus, run: str, owner: str, slurm: Mapping[str, str]) ->
 
 def _with_details(connect: Connect, jobs: Sequence[Job]) -> Job:
     """Return the runs of a job, merged and with their details, without runs that have no data yet."""
-    if found := [_add_details(connect, one, end) for one in jobs if (end := one.ended or one.at) > one.began]:
+    if found := [_add_details(connect, one) for one in jobs if one.end > one.began]:
         return merge_jobs(found)
     raise NoJobError(f"run {jobs[0].runs[0]} has just started: no data yet")
 
 
-def _add_details(connect: Connect, one: Job, end: float) -> Job:
-    """Return the job with its use of resources and its findings. `end` is the time of its last data."""
-    then, where, life = connect(end), _where(one.runs[0], one.owner), f"{max(round(end - one.began), 1) + 1}s"
+def _add_details(connect: Connect, one: Job) -> Job:
+    """Return the job with its use of resources and its findings."""
+    then, where = connect(one.end), _where(one.runs[0], one.owner)
+    life = f"{max(round(one.end - one.began), 1) + 1}s"
     cpu = f"sum(max_over_time(rankscope_rank_cpu_seconds_total{{{where}}}[{life}]))"
     memory = f"max_over_time(sum(rankscope_rank_resident_memory_bytes{{{where}}})[{life}:1m])"
     steps = f"max(max_over_time(rankscope_rank_steps_total{{{where}}}[{life}]))"
     return Job(
         **{
             **vars(one),
-            "causes": _causes(then, where, end - one.began, one.ranks),
+            "causes": _causes(then, where, one.end - one.began, one.ranks),
             "gpus": _gpus(then, where, life),
             "findings": _findings(then, where, life, one.ended),
             "cpu_seconds": _value(then.query(cpu)),

@@ -96,13 +96,50 @@ def test_allocated_time_without_a_rank_is_a_cause(
     assert found["lost"]["no_rank"] == pytest.approx((500 - 320) / 500, rel=0.02)
 
 
-@pytest.mark.parametrize(("ranks", "gpus"), [(4, 2), (3, 1), (2, 2), (2, 4)])
-def test_parts_sum_to_the_run_time_of_the_gpus_that_ranks_share(ranks: int, gpus: int) -> None:
-    causes = {"none": 3000.0 * ranks, "data": 500.0 * ranks}
-    job = a_job(ranks=ranks, causes=causes).with_allocation(Allocation("COMPLETED", 3600.0, gpus, 0), now=2e9)
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "trained", "no_rank"),
+    [
+        ((4,), 2, 3000.0, 2 * 600.0),
+        ((3,), 1, 3000.0, 600.0),
+        ((2,), 2, 3000.0, 2 * 600.0),
+        ((2,), 4, 3000.0, 2 * 600.0 + 2 * 3600.0),
+        ((4, 4), 4, 3000.0, 4 * 600.0),
+        ((1, 1, 1), 2, 3600.0, 0.0),
+    ],
+    ids=[
+        "two ranks on a GPU",
+        "three ranks on a GPU",
+        "one rank",
+        "unused GPUs",
+        "two runs at once",
+        "no time without",
+    ],
+)
+def test_parts_sum_to_the_run_time_of_the_gpus_that_ranks_share(
+    ranks: tuple[int, ...], gpus: int, trained: float, no_rank: float
+) -> None:
+    causes = [{"none": 0.9 * trained * count, "data": 0.1 * trained * count} for count in ranks]
+    runs = [
+        a_job(runs=[str(n)], ranks=count, causes=causes[n], began=1e9, ended=1e9 + trained, at=1e9 + trained)
+        for n, count in enumerate(ranks)
+    ]
+    job = merge_jobs(runs).with_allocation(Allocation("COMPLETED", 3600.0, gpus, 0), now=2e9)
     assert job.gpu_seconds == pytest.approx(3600.0 * gpus)
-    assert job.causes["none"] == pytest.approx(3000.0 * min(ranks, gpus))
-    assert job.causes["none"] / job.causes["data"] == pytest.approx(6.0)
+    assert job.causes.get("no_rank", 0.0) == pytest.approx(no_rank)
+    assert job.causes["none"] / job.causes["data"] == pytest.approx(9.0)
+
+
+def test_a_short_run_next_to_another_changes_its_parts_only_by_its_own_time() -> None:
+    train = a_job(ranks=4, causes={"none": 4 * 3600.0})
+    both = merge_jobs([train, a_job(runs=["eval"], ranks=1, began=1e9 + 60, ended=1e9 + 70, causes={"data": 10.0})])
+    job = both.with_allocation(Allocation("COMPLETED", 3600.0, 4, 0), now=2e9)
+    assert job.causes["none"] == pytest.approx(4 * 3600.0 - 10.0, abs=0.1)
+
+
+def test_a_requeued_job_keeps_the_time_of_both_runs() -> None:
+    first, again = a_job(causes={"none": 7200.0}), a_job(began=1e9 + 7200, ended=1e9 + 9000, causes={"none": 3600.0})
+    job = merge_jobs([first, again]).with_allocation(Allocation("COMPLETED", 1800.0, 2, 0), now=2e9)
+    assert job.causes == {"none": 10_800.0}
 
 
 def test_a_partial_job_is_not_compared_with_its_whole_allocation(
