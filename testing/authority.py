@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ class Authority:
     def issue(
         self, name: str, *alternatives: str, encrypted: bool = False, ends_in: datetime.timedelta = DAY
     ) -> tuple[Path, Path]:
-        """Write NAME.pem and NAME.key for the DNS names `alternatives`. Replaces existing files."""
+        """Write NAME.pem and NAME.key for `alternatives`: DNS and e-mail names, IP addresses, URIs.
+
+        Replaces existing files.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName([x509.DNSName(alternative) for alternative in alternatives])
+        names = x509.SubjectAlternativeName([*map(_alternative, alternatives)])
         certificate = self._builder(_name(name), key, ends_in).add_extension(names, False)
         encryption: Any = serialization.NoEncryption()
         if encrypted:
@@ -54,3 +58,14 @@ class Authority:
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _alternative(text: str) -> x509.GeneralName:
+    if "://" in text:
+        return x509.UniformResourceIdentifier(text)
+    if "@" in text:
+        return x509.RFC822Name(text)
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)

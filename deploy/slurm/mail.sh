@@ -12,7 +12,8 @@
 
 REPORT="/opt/rankscope/bin/rankscope report"
 MAIL=/usr/bin/mail
-WAIT=20 # seconds: a scrape interval and some margin
+WAIT=20    # seconds: a scrape interval and some margin
+LONGEST=80 # seconds: Slurm kills a MailProg after 120
 . "${RANKSCOPE_REPORT_CONFIG:-/etc/default/rankscope-report}" 2>/dev/null
 
 text=
@@ -20,11 +21,11 @@ case "$SLURM_JOB_ID$SLURM_JOB_UID" in
     '' | *[!0-9]*) ;;
     *)
         case "$SLURM_JOB_MAIL_TYPE" in
-            Ended | Failed | 'Time limit reached')
+            Ended | Failed | 'Reached time limit')
                 sleep "$WAIT"
                 # REPORT consists of several words.
                 # shellcheck disable=SC2086
-                text=$(timeout 120 $REPORT --slurm-job "$SLURM_JOB_ID" --owner "$SLURM_JOB_UID" 2>/dev/null)
+                text=$(timeout "$LONGEST" $REPORT --slurm-job "$SLURM_JOB_ID" --owner "$SLURM_JOB_UID" 2>/dev/null)
                 ;;
         esac
         ;;

@@ -16,9 +16,11 @@ class Slurmd:
     def __init__(self, directory: Path, *shell: str) -> None:
         self.directory, self.shell = directory, shell
 
-    def runs(self, context: str, **variables: str) -> None:
+    def runs(self, context: str, *, visible: str | None = None, **variables: str) -> None:
+        """Run the script with these variables of the job, and with `visible` as CUDA_VISIBLE_DEVICES."""
         environment = {"RANKSCOPE_SLURM_DIR": str(self.directory), "SLURM_SCRIPT_CONTEXT": f"{context}_slurmd"}
         environment |= {f"SLURM_JOB_{name}": value for name, value in variables.items()}
+        environment |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         command = [*self.shell, str(SCRIPT)]
         done = subprocess.run(command, env=environment, capture_output=True, check=False, cwd=self.directory.parent)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), "a prolog that fails drains the node"

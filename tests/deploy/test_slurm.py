@@ -66,6 +66,45 @@ def test_a_job_without_gpus_writes_nothing(slurmd: Slurmd) -> None:
     assert not slurmd.directory.exists()
 
 
+GPU, MIG = "GPU-51300000-0000-4000-8000-00000000000", "MIG-51300000-0000-4000-8000-00000000000"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "visible", "names"),
+    [
+        ("0,3", "0,3", ["0", "3"]),
+        ("0,3", "", ["0", "3"]),
+        ("5,6", f"{MIG}1,{MIG}2", [f"{MIG}1", f"{MIG}2"]),
+        ("0,7", f"{MIG}1,7", [f"{MIG}1", "7"]),
+        ("0,1", f"{GPU}2,{GPU}3", [f"{GPU}2", f"{GPU}3"]),
+        ("0,1", f"MIG-{GPU}2/7/0,MIG-{GPU}2/8/0", [f"{GPU}2"]),
+    ],
+    ids=["numbers", "numbers alone", "MIG", "MIG and a whole GPU", "25.11", "MIG before driver 470"],
+)
+def test_files_are_named_by_the_uuids_that_slurm_knows(
+    slurmd: Slurmd, numbers: str, visible: str, names: list[str]
+) -> None:
+    slurmd.runs("prolog", ID="7", USER="alice", GPUS=numbers, visible=visible)
+    assert slurmd.jobs == {name: [("7", "alice", "")] for name in names}
+    slurmd.runs("epilog", ID="7", GPUS=numbers, visible=visible)
+    assert slurmd.jobs == {}
+
+
+@pytest.mark.parametrize("gpus", ["", "1", "0,5"])
+def test_the_epilog_removes_the_job_from_all_files(slurmd: Slurmd, gpus: str) -> None:
+    slurmd.runs("prolog", ID="7", USER="alice", GPUS="0,1")
+    slurmd.runs("prolog", ID="77", USER="bob", GPUS="1,2")
+    slurmd.runs("epilog", ID="7", GPUS=gpus, visible=f"{MIG}1")
+    assert slurmd.jobs == {"1": [("77", "bob", "")], "2": [("77", "bob", "")]}
+
+
+def test_an_epilog_changes_no_file_of_other_jobs(slurmd: Slurmd) -> None:
+    slurmd.runs("prolog", ID="77", USER="bob", GPUS="0")
+    before = (slurmd.directory / "0").stat()
+    slurmd.runs("epilog", ID="7", GPUS="0")
+    assert (slurmd.directory / "0").stat().st_ino == before.st_ino
+
+
 def test_no_temporary_file_remains(slurmd: Slurmd) -> None:
     slurmd.runs("prolog", ID="7", USER="alice", GPUS="0")
     assert sorted(path.name for path in slurmd.directory.iterdir()) == [".lock", "0"]

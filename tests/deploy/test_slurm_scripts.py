@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from testing.waiting import eventually
 
 SCRIPTS = Path(__file__).parents[2] / "deploy/slurm"
+MAIL_PROG_TIMEOUT = 120  # seconds, in Slurm's src/slurmctld/agent.c
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1001"}
 
 
@@ -73,18 +75,19 @@ def program(path: Path, *lines: str) -> Path:
     return path
 
 
-def configuration(directory: Path, report: str) -> Path:
+def configuration(directory: Path, report: str, *more: str) -> Path:
     """Write the content of /etc/default/rankscope-report on a cluster, and return its path."""
     mail = program(directory / "mail", f'printf "%s\\n" "$@" > {directory}/sent; cat >> {directory}/sent')
     command = program(directory / "report", f'echo "$@" > {directory}/asked', report)
     path = directory / "rankscope-report"
-    path.write_text(f'REPORT="{command} --url http://prometheus:9090"\nMAIL={mail}\nWAIT=0\n')
+    path.write_text(f'REPORT="{command} --url http://prometheus:9090"\nMAIL={mail}\nWAIT=0\n' + "\n".join(more))
     return path
 
 
-def mail(shell: str, directory: Path, report: str, **variables: str) -> str:
+def mail(shell: str, directory: Path, report: str, *settings: str, **variables: str) -> str:
     """Return the arguments and the text that are mailed."""
-    environment = {"PATH": os.environ["PATH"], "RANKSCOPE_REPORT_CONFIG": str(configuration(directory, report))}
+    path = configuration(directory, report, *settings)
+    environment = {"PATH": os.environ["PATH"], "RANKSCOPE_REPORT_CONFIG": str(path)}
     command = [shell, SCRIPTS / "mail.sh", "-s", "Slurm Job_id=7 Name=train Ended", "alice"]
     environment |= variables
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -99,6 +102,24 @@ def test_the_mail_has_the_users_report(shell: str, tmp_path: Path) -> None:
     sent = mail(shell, tmp_path, "printf 'a report\\n%%s \\\\n\\n'", SLURM_JOB_MAIL_TYPE="Ended", **JOB)
     assert sent == HEAD + "a report\n%s \\n\n"
     assert (tmp_path / "asked").read_text() == "--url http://prometheus:9090 --slurm-job 7 --owner 1001\n"
+
+
+# All values with which a job ends, and then all others (_mail_type_str in Slurm's src/slurmctld/agent.c).
+ENDS = ("Ended", "Failed", "Reached time limit")
+OTHERS = ("Began", "Requeued", "Invalid dependency", "StageOut/Teardown", "Reached 90% of time limit", "unknown")
+
+
+@pytest.mark.parametrize("kind", [*ENDS, *OTHERS])
+def test_a_mail_about_the_end_of_a_job_has_the_report(tmp_path: Path, kind: str) -> None:
+    sent = mail("/bin/sh", tmp_path, "echo a report", SLURM_JOB_MAIL_TYPE=kind, **JOB)
+    assert sent == HEAD + ("a report\n" if kind in ENDS else "")
+
+
+def test_a_report_that_takes_too_long_does_not_delay_the_mail_until_slurm_kills_it(tmp_path: Path) -> None:
+    text = (SCRIPTS / "mail.sh").read_text()
+    seconds = {name: int(value) for name, value in re.findall(r"^(WAIT|LONGEST)=(\d+)", text, re.MULTILINE)}
+    assert sum(seconds.values()) < MAIL_PROG_TIMEOUT
+    assert mail("/bin/sh", tmp_path, "sleep 60", "LONGEST=0.1", SLURM_JOB_MAIL_TYPE="Ended", **JOB) == HEAD
 
 
 @pytest.mark.parametrize("report", ["exit 2", "exit 1", "echo no such job >&2; exit 2"])

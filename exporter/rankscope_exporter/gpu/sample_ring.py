@@ -60,7 +60,15 @@ class SampleRing:
         for size in range(len(self._stamps) - 1, 0, -1):
             if _ends_with(stamps, self._stamps[:size]):
                 return samples[:-size]
-        return samples
+        return self._not_remembered(samples, stamps)
+
+    def _not_remembered(self, samples: list[UtilizationSample], stamps: list[int]) -> list[UtilizationSample]:
+        """Return the new samples of a ring that also dropped or added samples among the remembered ones."""
+        if not self._stamps or self._stamps[0] not in stamps:
+            return samples
+        newest = stamps.index(self._stamps[0])
+        late = zip(samples[newest:], stamps[newest : newest + REMEMBERED], strict=False)
+        return samples[:newest] + [sample for sample, stamp in late if stamp not in self._stamps]
 
     def _cover(self, gained: Iterable[UtilizationSample], before: int) -> list[CoveredSample]:
         covered = []

@@ -58,7 +58,8 @@ def _page(request: ReportRequest, connect: Callable[[str, float | None], Prometh
 
 
 def _job(request: ReportRequest, connect: Callable[[str, float | None], Prometheus]) -> Job:
-    run, job_id, owner, url = request.run, request.job_id, request.owner, request.url
+    run, owner, url = request.run, request.owner, request.url
+    job_id = None if request.job_id is None else slurm.number(request.job_id)
     if request.run_dir:
         return select_job(records.jobs(request.run_dir), run, job_id, owner)
     if request.state_dir:

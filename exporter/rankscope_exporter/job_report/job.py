@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from stat import S_ISDIR
 
 NO_RANK = "no_rank"
 """GPU time that Slurm has allocated to the job while no rank trained: its launch, its end, GPUs without a rank."""
@@ -11,6 +13,18 @@ NO_RANK = "no_rank"
 
 class NoJobError(Exception):
     """There is nothing to report. The message names the reason."""
+
+
+def check_directory(directory: Path, otherwise: str = "") -> None:
+    """Raise NoJobError if it is not a directory that this user can look up; `otherwise` says what to give instead."""
+    try:
+        is_directory = S_ISDIR(directory.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        is_directory = False
+    except OSError as error:
+        raise NoJobError(f"{directory}: {error.strerror}{otherwise}") from error
+    if not is_directory:
+        raise NoJobError(f"{directory} is not a directory{otherwise}")
 
 
 @dataclass(frozen=True)
@@ -79,9 +93,14 @@ class Job:
     allocation: Allocation | None = None
 
     @property
+    def end(self) -> float:
+        """Return the time of its end, or of the last data."""
+        return self.ended or self.at
+
+    @property
     def seconds(self) -> float:
         """Return the run time: from Slurm, or else from the start of the first rank to the end of the last one."""
-        return self.allocation.seconds if self.allocation else max((self.ended or self.at) - self.began, 0.0)
+        return self.allocation.seconds if self.allocation else max(self.end - self.began, 0.0)
 
     @property
     def gpu_seconds(self) -> float:
@@ -109,12 +128,16 @@ class Job:
     def with_allocation(self, allocation: Allocation, now: float) -> Job:
         """Return the job with its allocation. Allocated time without a rank is NO_RANK.
 
-        If the job is running, the time since its state was saved is left out.
+        If the job is running, the time since its state was saved is left out. If ranks share GPUs, their time is scaled
+        to that of the GPUs.
         """
         unknown = max(now - self.at, 0.0) if self.ended is None else 0.0
         allocation = replace(allocation, seconds=max(allocation.seconds - unknown, 0.0))
-        rest = allocation.seconds * allocation.gpus - self.gpu_seconds
-        causes = {**self.causes, NO_RANK: rest} if rest > 0.0 else self.causes
+        most = allocation.gpus * (self.end - self.began)
+        part = min(most / self.gpu_seconds, 1.0) if most and self.gpu_seconds else 1.0
+        causes = {cause: seconds * part for cause, seconds in self.causes.items()}
+        rest = allocation.seconds * allocation.gpus - sum(causes.values())
+        causes |= {NO_RANK: rest} if rest > 0.0 else {}
         return replace(self, allocation=allocation, causes=causes, cpus=allocation.cpus or self.cpus)
 
 

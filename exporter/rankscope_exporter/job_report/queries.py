@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus, quoted
@@ -25,6 +25,15 @@ GROUPS = {"user": "user", "account": "slurm_account", "partition": "slurm_partit
 """By group: the label of rankscope_gpu_allocation_info that names it."""
 RATIOS = "run:rankscope_lost:ratio{{{0}}} or on (run, owner, cause) rankscope_run_lost_ratio{{{0}}}"
 
+SECONDS_SINCE_START = (
+    'time() - max_over_time((min(rankscope_rank_start_timestamp_seconds{{{0},rank="0"}}) > time() - 600 unless '
+    f'group(last_over_time(rankscope_rank_up{{{{{{0}},rank="0"}}}}[10m] offset 1m)))[{LOOK_BACK}:1m])'
+)
+"""The time since the start of the last run with a name: rank 0 started in the last 10 min and was not there before.
+
+If it had started earlier, Prometheus or the exporter was down. A restart within 20 min of the end continues the run.
+"""
+
 Connect = Callable[[float | None], Prometheus]
 """A function that returns a client which queries a Prometheus at that time."""
 
@@ -32,25 +41,50 @@ Connect = Callable[[float | None], Prometheus]
 def job(connect: Connect, run: str | None, job_id: str | None, owner: str | None) -> Job:
     """Return the job that matches. Raise NoJobError or PrometheusError."""
     now = connect(None)
+    allocations = [] if job_id is None else _allocations(now, job_id)
     wanted = [] if run is None else [f"run={quoted(run)}"]
     # The owner is empty with --collector.ranks.owner.
     wanted += [] if owner is None else [f"owner=~{quoted(re.escape(owner) + '|')}"]
-    if job_id is None:
-        known = now.query(
-            f"group by (run, owner) (last_over_time(rankscope_rank_info{{{','.join(wanted)}}}[{LOOK_BACK}]))"
-        )
-        allocations: Sequence[Sample] = ()
-    else:
-        wanted += [f"slurm_job_id=~{quoted(f'(.*,)?{re.escape(job_id)}(,.*)?')}", 'run!=""']
-        info = f"rankscope_gpu_allocation_info{{{','.join(wanted)}}}"
-        known = allocations = now.query(f"last_over_time({info}[{LOOK_BACK}])")
+    wanted += [] if job_id is None else [f"run=~{_any_of(_runs_named_in(allocations))}"]
+    known = now.query(f"group by (run, owner) (last_over_time(rankscope_rank_info{{{','.join(wanted)}}}[{LOOK_BACK}]))")
     runs = sorted({(sample.labels.get("run", ""), sample.labels.get("owner", "")) for sample in known})
+    if job_id is not None:
+        runs = [one for one in runs if any(_is_named_in(sample, *one) for sample in allocations)]
+        _check_shared(allocations, job_id, [name for name, _ in runs])
     if not runs:
         raise NoJobError(f"{now.url} has no data of this job in the last {LOOK_BACK}")
     slurm = _slurm(allocations, job_id)
     summaries = [_summary(now, *one, slurm) for one in runs]
     selected = select_job(summaries, run, job_id, owner)
-    return merge_jobs([_add_details(connect, one) for one in summaries if set(one.runs) <= set(selected.runs)])
+    return _with_details(connect, [one for one in summaries if set(one.runs) <= set(selected.runs)])
+
+
+def _allocations(now: Prometheus, job_id: str) -> Sequence[Sample]:
+    """Return the job's allocations of GPUs with runs: those that name no other job, if there are any."""
+    jobs = quoted(f"(.*,)?{re.escape(job_id)}(,.*)?")
+    found = now.query(f'last_over_time(rankscope_gpu_allocation_info{{slurm_job_id=~{jobs},run!=""}}[{LOOK_BACK}])')
+    if not found:
+        raise NoJobError(f"{now.url} has no data of this job in the last {LOOK_BACK}")
+    return [sample for sample in found if sample.labels.get("slurm_job_id", job_id) == job_id] or found
+
+
+def _runs_named_in(allocations: Sequence[Sample]) -> set[str]:
+    """Return the names that a label may list: they are separated by commas, and a name can have commas."""
+    lists = [sample.labels.get("run", "").split(",") for sample in allocations]
+    return {",".join(one[i:j]) for one in lists for i in range(len(one)) for j in range(i + 1, len(one) + 1)}
+
+
+def _is_named_in(allocation: Sample, run: str, owner: str) -> bool:
+    listed = allocation.labels.get("run", ""), allocation.labels.get("owner", "")
+    return all(f",{one}," in f",{names}," for one, names in zip((run, owner), listed, strict=True))
+
+
+def _check_shared(allocations: Sequence[Sample], job_id: str, runs: Sequence[str]) -> None:
+    """Raise NoJobError if the runs may belong to other jobs, which always had the same GPUs."""
+    if len(runs) > 1 and any(sample.labels.get("slurm_job_id", job_id) != job_id for sample in allocations):
+        raise NoJobError(
+            f"other jobs use the GPUs of Slurm job {job_id}, too; choose one run with --run: {', '.join(runs)}"
+        )
 
 
 def _slurm(allocations: Sequence[Sample], job_id: str | None) -> Mapping[str, str]:
@@ -71,11 +105,13 @@ def _where(run: str, owner: str) -> str:
 def _summary(now: Prometheus, run: str, owner: str, slurm: Mapping[str, str]) -> Job:
     """Return a run's owner, nodes, ranks and times."""
     where = _where(run, owner)
-    ranks = now.query(f"last_over_time(rankscope_rank_info{{{where}}}[{LOOK_BACK}])")
-    began = _value(now.query(f"min(min_over_time(rankscope_rank_start_timestamp_seconds{{{where}}}[{LOOK_BACK}]))"))
-    ended = _value(now.query(f"max(max_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[{LOOK_BACK}]))"))
+    age = _value(now.query(SECONDS_SINCE_START.format(where)))
+    life = LOOK_BACK if age is None else f"{round(age) + 60}s"
+    ranks = now.query(f"last_over_time(rankscope_rank_info{{{where}}}[{life}])")
+    began = _value(now.query(f"min(min_over_time(rankscope_rank_start_timestamp_seconds{{{where}}}[{life}]))"))
+    ended = _value(now.query(f"max(max_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[{life}]))"))
     progress = f"rankscope_rank_last_progress_timestamp_seconds{{{where}}}"
-    seen = _value(now.query(f"max(max_over_time({progress}[{LOOK_BACK}]))"))
+    seen = _value(now.query(f"max(max_over_time({progress}[{life}]))"))
     alive = now.query(f"rankscope_rank_up{{{where}}} == 1")
     at = max(value for value in (began, ended, seen) if value is not None) if began else 0.0
     return Job(
@@ -91,19 +127,24 @@ def _summary(now: Prometheus, run: str, owner: str, slurm: Mapping[str, str]) ->
     )
 
 
+def _with_details(connect: Connect, jobs: Sequence[Job]) -> Job:
+    """Return the runs of a job, merged and with their details, without runs that have no data yet."""
+    if found := [_add_details(connect, one) for one in jobs if one.end > one.began]:
+        return merge_jobs(found)
+    raise NoJobError(f"run {jobs[0].runs[0]} has just started: no data yet")
+
+
 def _add_details(connect: Connect, one: Job) -> Job:
     """Return the job with its use of resources and its findings."""
-    end = one.at if one.ended is None else one.ended
-    if end <= one.began:
-        raise NoJobError(f"run {one.runs[0]} has just started: no data yet")
-    then, where, life = connect(end), _where(one.runs[0], one.owner), f"{max(round(end - one.began), 1) + 1}s"
+    then, where = connect(one.end), _where(one.runs[0], one.owner)
+    life = f"{max(round(one.end - one.began), 1) + 1}s"
     cpu = f"sum(max_over_time(rankscope_rank_cpu_seconds_total{{{where}}}[{life}]))"
     memory = f"max_over_time(sum(rankscope_rank_resident_memory_bytes{{{where}}})[{life}:1m])"
     steps = f"max(max_over_time(rankscope_rank_steps_total{{{where}}}[{life}]))"
     return Job(
         **{
             **vars(one),
-            "causes": _causes(then, where, end - one.began, one.ranks),
+            "causes": _causes(then, where, one.end - one.began, one.ranks),
             "gpus": _gpus(then, where, life),
             "findings": _findings(then, where, life, one.ended),
             "cpu_seconds": _value(then.query(cpu)),
@@ -132,7 +173,7 @@ def _gpus(then: Prometheus, where: str, life: str) -> Sequence[Gpu]:
     nodes = {sample.labels["uuid"]: sample.labels.get("node", "") for sample in ranks}
     if not nodes:
         return ()
-    here = f"uuid=~{quoted('|'.join(map(re.escape, sorted(nodes))))}"
+    here = f"uuid=~{_any_of(nodes)}"
     busy = _by_uuid(then, f"rate(rankscope_gpu_busy_seconds_total{{{here}}}[{life}])")
     joules = _by_uuid(then, f"increase(rankscope_gpu_energy_joules_total{{{here}}}[{life}])")
     memory = _by_uuid(then, f"max_over_time(rankscope_gpu_memory_used_bytes{{{here}}}[{life}])")
@@ -183,19 +224,25 @@ def groups(prometheus: Prometheus, by: str, days: float) -> Mapping[str, Mapping
         "cause",
     )
     allocations = f'last_over_time(rankscope_gpu_allocation_info{{run!="",{label}!=""}}[{span}])'
-    names = {
-        (one.labels.get("run", ""), one.labels.get("owner", "")): one.labels.get(label, "")
-        for one in prometheus.query(f"group by (run, owner, {label}) ({allocations})")
-    }
+    holders = prometheus.query(f"group by (run, owner, {label}) ({allocations})")
+    names = {(one.labels.get("run", ""), one.labels.get("owner", "")): one.labels.get(label, "") for one in holders}
+    shared = [one for one in holders if "," not in one.labels.get(label, "")]
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for one in spent:
-        name = names.get((one.labels.get("run", ""), one.labels.get("owner", "")), "")
-        found[name][one.labels["cause"]] += one.value
+        run = one.labels.get("run", ""), one.labels.get("owner", "")
+        if run not in names:  # it always shared its GPUs: only one user's, account's or partition's runs can be named
+            names[run] = next((other.labels.get(label, "") for other in shared if _is_named_in(other, *run)), "")
+        found[names[run]][one.labels["cause"]] += one.value
     if not found:
         raise NoJobError(
             f"{prometheus.url} has no run:rankscope_lost:ratio in the last {days:g} days: are the rules loaded?"
         )
     return found
+
+
+def _any_of(names: Iterable[str]) -> str:
+    """Return a quoted regular expression that matches these names."""
+    return quoted("|".join(map(re.escape, sorted(names))))
 
 
 def _by_uuid(then: Prometheus, expression: str) -> Mapping[str, float]:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, all_ranks
 from rankscope_exporter.diagnosis.lost import by_cause
-from rankscope_exporter.job_report.job import Job, NoJobError
+from rankscope_exporter.job_report.job import Job, NoJobError, check_directory
 
 
 def jobs(directory: Path) -> list[Job]:
     """Return all jobs that have a record in the directory. Raise NoJobError."""
-    if not directory.is_dir():
-        raise NoJobError(f"{directory} is not a directory")
+    check_directory(directory)
     ranks: dict[tuple[str, str], list[RecordedRank]] = defaultdict(list)
     try:
         for rank in all_ranks(directory):
@@ -26,13 +25,12 @@ def jobs(directory: Path) -> list[Job]:
 def _job(run: str, owner: str, ranks: list[RecordedRank]) -> Job:
     causes: dict[str, float] = defaultdict(float)
     snapshots = [rank.snapshot for rank in ranks]
-    began = min(one.unix_field("started_unix") for one in snapshots)
-    offset = began - min(one["started_monotonic"] for one in snapshots)
-    ends = [one.exit_unix or one.last_progress + offset for one in snapshots]
+    # Each rank has its own clocks: a shared directory has records of several nodes, or of several boots.
+    ends = [one.exit_unix or one.unix(one.last_progress) for one in snapshots]
     for one, end in zip(snapshots, ends, strict=True):
         phases = dict(one.phase_seconds)
         if not one.alive:  # the open phase lasted until the end
-            phases[one.phase] += max(end - offset - one["started_monotonic"] - sum(phases.values()), 0.0)
+            phases[one.phase] += max(end - one.unix_field("started_unix") - sum(phases.values()), 0.0)
         for cause, seconds in by_cause(phases).items():
             causes[cause] += seconds
     return Job(
@@ -42,8 +40,8 @@ def _job(run: str, owner: str, ranks: list[RecordedRank]) -> Job:
         nodes=sorted({str(one.info.get("node", "")) for one in snapshots}),
         ranks=len({rank.rank for rank in ranks}),
         steps=max(one["steps"] for one in snapshots),
-        began=began,
+        began=min(one.unix_field("started_unix") for one in snapshots),
         ended=None if any(one.alive for one in snapshots) else max(ends),
-        at=max(one.read_monotonic for one in snapshots) + offset,
+        at=max(one.unix(one.read_monotonic) if one.alive else end for one, end in zip(snapshots, ends, strict=True)),
         causes=causes,
     )

@@ -7,21 +7,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError
+from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, check_directory
 from rankscope_exporter.ranks import journal
-from rankscope_exporter.ranks.state_file import StateFile
+from rankscope_exporter.ranks.state_file import NAME, StateFile
 
+OTHERWISE = ": give the exporter's --state-dir, as a user who may read it, or a Prometheus with --url"
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def jobs(directory: Path) -> list[Job]:
     """Return all known jobs, each once. Raise NoJobError."""
-    if not directory.is_dir():
-        raise NoJobError(f"{directory} is not a directory: give the exporter's --state-dir, or a Prometheus with --url")
+    check_directory(directory, OTHERWISE)
+    state = directory / NAME
     try:
         entries = [*journal.read(directory)]
+        if state.exists():
+            state.open("rb").close()
     except OSError as error:
-        raise NoJobError(f"{error.filename}: {error.strerror}") from error
+        raise NoJobError(f"{error.filename}: {error.strerror}{OTHERWISE}") from error
     saved = StateFile(directory).load().get("accounts", ())
     accounts = [*_select_entries(entries, journal.FINISHED), *(saved if isinstance(saved, list) else ())]
     found = [*_select_entries(entries, journal.FOUND)]
@@ -29,7 +32,7 @@ def jobs(directory: Path) -> list[Job]:
     for account in accounts:
         with suppress(*UNREADABLE):
             job = _job(account, found)
-            key = job.runs[0], job.owner, job.began
+            key = job.runs[0], job.owner, float(account["began"])
             known[key] = max(known.get(key, job), job, key=lambda one: one.at)
     return [*known.values()]
 
@@ -39,12 +42,15 @@ def _select_entries(entries: Iterable[Mapping[str, Any]], kind: str) -> Iterator
 
 
 def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
-    run, owner, began = str(account["run"]), str(account["owner"]), float(account["began"])
+    run, owner = str(account["run"]), str(account["owner"])
+    step = float(account.get("clock_step", 0.0))
+    began = float(account["began"]) + step
     at, ended = float(account["at"]), account["ended"] and float(account["ended"])
+    first, last = began - max(step, 0.0) - 1.0, at - min(step, 0.0)  # findings may be older than the clock's step
     own = [
         one
         for one in found
-        if (one["run"], one["owner"]) == (run, owner) and began - 1.0 <= one["end"] and one["begin"] <= at
+        if (one["run"], one["owner"]) == (run, owner) and first <= one["end"] and one["begin"] <= last
     ]
     ranks = account["ranks"].values()
     return Job(

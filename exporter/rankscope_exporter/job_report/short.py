@@ -15,11 +15,11 @@ from rankscope_exporter.job_report.page import Prices
 LIMIT = 1000
 """The longest line in bytes."""
 REST, ROUNDING = "rest", 0.002
-NAME_LIMIT = 60
+NAME_LIMIT, SHORT_NAME = 60, 10
 
 
 def as_json(job: Job, prices: Prices) -> str:
-    """Return the line. Leave out findings first, then the smallest causes, until it fits."""
+    """Return the line. Leave out findings first, then the smallest causes, then ends of names, until it fits."""
     text = ""
     for line in _candidates(job, prices):
         text = json.dumps(line, separators=(",", ":")).replace("`", "'")
@@ -31,12 +31,13 @@ def as_json(job: Job, prices: Prices) -> str:
 def _candidates(job: Job, prices: Prices) -> Iterator[dict[str, Any]]:
     for findings, causes in ((8, 24), (4, 16), (2, 8), (0, 8), (0, 4)):
         yield _line(job, prices, findings, causes)
+    yield _line(job, prices, 0, 4, SHORT_NAME)  # 12 bytes for a character beyond Unicode's first 65,536
 
 
-def _line(job: Job, prices: Prices, findings: int, causes: int) -> dict[str, Any]:
+def _line(job: Job, prices: Prices, findings: int, causes: int, name_limit: int = NAME_LIMIT) -> dict[str, Any]:
     ratios = dict(job.ratios)
     useful = ratios.pop("none", 0.0)
-    lost = {cause[:NAME_LIMIT]: round(ratio, 4) for cause, ratio in [*ratios.items()][:causes] if round(ratio, 4)}
+    lost = {cause[:name_limit]: round(ratio, 4) for cause, ratio in [*ratios.items()][:causes] if round(ratio, 4)}
     rest = round((1.0 if job.ratios else 0.0) - round(useful, 4) - sum(lost.values()), 4)
     if rest:  # causes left out, or a rounding error, which is added to the largest
         name = REST if rest >= ROUNDING or not lost else next(iter(lost))
@@ -47,7 +48,7 @@ def _line(job: Job, prices: Prices, findings: int, causes: int) -> dict[str, Any
     line: dict[str, Any] = {
         "rankscope": 1,
         "job": job.slurm.get("job_id"),
-        "run": job.runs[0][:NAME_LIMIT],
+        "run": job.runs[0][:name_limit],
         "ranks": job.ranks,
         "nodes": len(job.nodes),
         "seconds": round(job.seconds),

@@ -8,19 +8,36 @@ import subprocess
 from rankscope_exporter.job_report.job import Allocation
 
 TIMEOUT = 20.0  # seconds
+NAME = re.compile(r"\d+[_+]\d+|s[0-9A-HJKMNP-TV-Z]{13}")
+JOB = re.compile(r"JobId=(\d+) ")
 RUN_TIME = re.compile(r"\bRunTime=(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 GRES = re.compile(r"\bgpu(?::[^:,\s]+)?:(\d+)")
 TRES = re.compile(r"\bgres/gpu=(\d+)")
 
 
+def number(job_id: str) -> str:
+    """Return the number of the job that is named by an array and its task (7_3), as part of a job (7+1) or by a SLUID.
+
+    Records and prologs only have the number. Without a controller that knows the job, the name is returned.
+    """
+    if not (NAME.fullmatch(job_id) and (found := JOB.match(_show(job_id)))):
+        return job_id
+    return found[1]
+
+
 def ask(job_id: str) -> Allocation | None:
     """Return the job's allocation; None without a controller, or if it no longer knows the job."""
+    return parse(_show(job_id))
+
+
+def _show(job_id: str) -> str:
     command = ["scontrol", "--oneliner", "--details", "show", "job", job_id]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603 - without a shell
+        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False)  # noqa: S603 - without a shell
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return parse(done.stdout) if done.returncode == 0 else None
+        return ""
+    # A user may have written the job's name in any encoding.
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
 def parse(text: str) -> Allocation | None:

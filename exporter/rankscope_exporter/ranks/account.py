@@ -89,6 +89,8 @@ class Account:
     world_size: int = 0
     began: float = 0.0
     """The start, which never changes: run, owner and start identify the account."""
+    clock_step: float = 0.0
+    """Seconds by which the node's clock was set since the start: the start is so much later by the current setting."""
     at: float = 0.0
     read_at: float = 0.0
     """The same time as `at`, by the monotonic clock."""
@@ -118,6 +120,8 @@ class Account:
         readings = look.readings[self.run, self.owner]
         living = [one for one in readings if one.ended is None]
         elapsed = max(look.at - self.read_at, 0.0) if self.at else 0.0
+        if self.at and look.at >= self.read_at:  # else the node was restarted
+            self.clock_step += look.unix - self.at - elapsed
         self.at, self.read_at = look.unix, look.at
         self._divide(readings, verdict, is_over=not living)
         idle = {one.rank for one in readings} - {one.rank for one in living}
@@ -217,6 +221,7 @@ def account_from_json(state: Mapping[str, Any]) -> Account:
     account.began, account.at, account.read_at, account.steps, account.memory = (
         _number(state[name]) or 0.0 for name in ("began", "at", "read_at", "steps", "memory")
     )
+    account.clock_step = _number(state.get("clock_step")) or 0.0
     account.ended, account.cpu_gone = _number(state["ended"]), _number(state["cpu_gone"]) or 0.0
     account.causes, account.judged = _numbers(state["causes"]), _numbers(state["judged"])
     for uuid, use in state["gpus"].items():

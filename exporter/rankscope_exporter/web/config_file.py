@@ -48,23 +48,34 @@ UNSUPPORTED = {
     "tls_server_config.curve_preferences": "OpenSSL's defaults are used",
     "tls_server_config.client_auth_type: RequestClientCert": "it accepts unverified certificates",
     "tls_server_config.client_auth_type: RequireAnyClientCert": "it accepts unverified certificates",
+    "tls_server_config.client_auth_type: RequireClientCert": "it accepts unverified certificates",
 }
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 logger = logging.getLogger(__name__)
 
 
+class WebConfigError(ValueError):
+    """An invalid web configuration. The text names the file and the key, and never contains a secret."""
+
+
 class TextLoader(yaml.SafeLoader):
-    """Loads every scalar as a string (numbers, dates, `on`), as Go does where it expects a string."""
+    """Loads every scalar as a string (numbers, dates, `on`), as Go does where it expects a string.
+
+    A repeated key is an error, as in Go. PyYAML would ignore the first one, with all of its users.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - a class attribute in PyYAML, too
         first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-
-class WebConfigError(ValueError):
-    """An invalid web configuration. The text names the file and the key, and never contains a secret."""
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the keys and values. Raises WebConfigError if a key is repeated."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if repeated := next((key for key in keys if keys.count(key) > 1), None):
+            raise WebConfigError(f"{repeated}: repeated at line {node.start_mark.line + 1}")
+        return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 
 # Go's other policies accept unverified client certificates, which Python's ssl does not support.
@@ -150,7 +152,15 @@ def _require_client_name(allowed: frozenset[str]) -> type[ssl.SSLObject]:
         def do_handshake(self) -> None:
             super().do_handshake()
             certificate = self.getpeercert() or {}
-            if allowed.isdisjoint(pair[1] for pair in certificate.get("subjectAltName", ())):
+            if allowed.isdisjoint(starmap(_as_in_go, certificate.get("subjectAltName", ()))):
                 raise ssl.SSLCertVerificationError("no name of the client is in client_allowed_sans")
 
     return NamedClient
+
+
+def _as_in_go(kind: str, name: str) -> str:
+    """Return a name of a certificate as Go writes it: Python writes an IPv6 address in full and in capital letters."""
+    try:
+        return str(ipaddress.ip_address(name.strip())) if kind == "IP Address" else name
+    except ValueError:  # an address of another length
+        return name

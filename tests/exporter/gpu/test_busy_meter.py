@@ -248,3 +248,18 @@ def test_a_failed_reading_loses_no_samples() -> None:
         except OSError:
             continue
     assert load.busy_seconds == pytest.approx(29, abs=1 / 6)
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 5])
+def test_a_sample_that_the_driver_returns_only_after_later_ones_is_counted_once(hidden: int) -> None:
+    class Omitting(Driver):
+        def utilization_samples(self, _engine: str = "gpu") -> Iterator[UtilizationSample]:
+            newest, *others = super().utilization_samples()
+            return iter([newest, *others[hidden:]])
+
+    driver, meter = Omitting([number < 60 or 240 <= number < 243 for number in range(600)], 1 / 6), BusyMeter()
+    read(driver, meter, 11.0)
+    for _ in range(85):
+        load = read(driver, meter, 1.0)
+    assert load.busy_seconds == pytest.approx(0.5, abs=0.1)
+    assert load.idle_for == pytest.approx(driver.now - 243 / 6, abs=1.0 + hidden / 6)

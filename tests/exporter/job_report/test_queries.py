@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 import pytest
+from testing import rule_tests
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus
@@ -95,7 +98,60 @@ def test_a_slurm_job_is_found_by_its_allocated_gpus(server) -> None:
     job = queries.job(asked.at, None, "4711", "1000")
     assert job.slurm == {"job_id": "4711", "job_name": "large", "account": "physics", "partition": "gpu"}
     assert 'slurm_job_id=~"(.*,)?4711(,.*)?"' in asked.asked[0][1]
-    assert 'owner=~"1000|"' in asked.asked[0][1]
+    assert 'owner=~"1000|"' in asked.asked[1][1]
+
+
+def holding(run: str, owner: str = "1000", job: str = "4711") -> Sample:
+    return Sample("", {"run": run, "owner": owner, "slurm_job_id": job, "slurm_job_name": "large"}, 1.0)
+
+
+KNOWN = r"group by \(run, owner\)"
+HELD = r"last_over_time\(rankscope_gpu_allocation_info"
+
+
+def answers_about(held: Sequence[Sample], runs: Sequence[str], owner: str = "1000") -> dict[str, Sequence[Sample]]:
+    return {KNOWN: [Sample("", {"run": run, "owner": owner}, 1.0) for run in runs], HELD: held}
+
+
+@pytest.mark.parametrize(
+    ("held", "runs"),
+    [
+        ([holding("eval,train")], ["eval", "train"]),
+        ([holding("train"), holding("eval,train")], ["eval", "train"]),
+        ([holding("train"), holding("other,train", "1000,1001", "4711,4712")], ["train"]),
+        ([holding("bs=32,lr=0.1,train")], ["bs=32,lr=0.1", "train"]),
+        ([holding("train", "1000,1001", "4711,4712")], ["train"]),
+    ],
+    ids=["always together", "at times", "with another job at times", "commas in a name", "no rank of the other job"],
+)
+def test_runs_that_share_a_gpu_are_all_in_the_report(server, held: list[Sample], runs: list[str]) -> None:
+    asked = Server({**ANSWERS, **answers_about(held, ["bs=32,lr=0.1", "eval", "train"])})
+    assert sorted(queries.job(asked.at, None, "4711", None).runs) == runs
+    pattern = re.search(r'group by .*run=~"([^"]*)"', asked.asked[1][1])
+    assert pattern
+    assert all(re.fullmatch(pattern[1].replace("\\\\", "\\"), run) for run in runs)
+
+
+def test_runs_that_may_belong_to_other_jobs_have_to_be_named(server) -> None:
+    held = [holding("eval,train", job="4711,4712")]
+    with pytest.raises(NoJobError, match=r"other jobs use the GPUs of Slurm job 4711, too; .* --run: eval, train"):
+        queries.job(Server({**ANSWERS, **answers_about(held, ["eval", "train"])}).at, None, "4711", None)
+    named = Server({**ANSWERS, **answers_about(held, ["train"])})
+    assert queries.job(named.at, "train", "4711", None).runs == ["train"]
+    assert 'run="train"' in named.asked[1][1]
+
+
+def test_a_run_that_has_just_started_does_not_hide_the_jobs_other_runs(server) -> None:
+    held = [holding("train"), holding("eval")]
+    fresh: dict[str, Sequence[Sample]] = {
+        r'min_over_time\(rankscope_rank_start.*run="eval"': one(ENDED),
+        r'exit_timestamp.*run="eval"|last_progress.*run="eval"': [],
+    }
+    asked = Server({**fresh, **ANSWERS, **answers_about(held, ["eval", "train"])})
+    assert queries.job(asked.at, None, "4711", None).runs == ["train"]
+    alone = Server({**fresh, **ANSWERS, **answers_about(held[1:], ["eval"])})
+    with pytest.raises(NoJobError, match="run eval has just started"):
+        queries.job(alone.at, None, "4711", None)
 
 
 def test_resources_are_queried_at_the_end_of_the_job(server) -> None:
@@ -137,6 +193,70 @@ def test_gpu_time_is_summed_by_the_jobs_labels() -> None:
     held = [Sample("", {"run": run, "owner": "1", "slurm_account": "physics"}, 1.0) for run in "ab"]
     found = queries.groups(Server({"sum by": spent, "group by": held}).at(None), "account", 7.0)
     assert found == {"physics": {"none": 110.0}, "": {"data": 5.0}}
+
+
+def test_only_the_last_run_with_a_name_is_reported(server) -> None:
+    asked = server(**{r"time\(\) - max_over_time": one(4000.0)})
+    queries.job(asked.at, "train", None, None)
+    windows = {
+        window for _, expression in asked.asked for window in re.findall(r"_rank_\w+{[^}]*}\[(\w+)\]", expression)
+    }
+    assert windows == {"30d", "10m", "4060s", "3601s"}, "to find the run and its start, about its life, until its end"
+
+
+@pytest.mark.parametrize(
+    ("starts", "up", "age"),
+    [
+        ("100x159", "1x159", 2300),
+        ("100x40 stale _x79 1700x38", "1x40 stale _x79 1x38", 700),
+        ("100x40 700x118", "1x159", 2300),
+        ("100x40 stale _x79 100x38", "1x40 stale _x79 1x38", 2300),
+        ("100x20 400x20 stale _x79 400x38", "1x41 stale _x79 1x38", 2300),
+        ("100x40 _x119", "1x40 0x40 stale _x78", 2300),
+    ],
+    ids=["one run", "again", "restarted rank", "outage", "outage after a restart", "ended"],
+)
+def test_a_run_starts_when_its_first_rank_appears(tmp_path: Path, starts: str, up: str, age: int) -> None:
+    labels = 'run="train",owner="1",rank="0"'
+    expression = queries.SECONDS_SINCE_START.format('run="train",owner="1"')
+    document = {
+        "rule_files": [],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": [
+                    {"series": f"rankscope_rank_start_timestamp_seconds{{{labels}}}", "values": f"_x7 {starts}"},
+                    {"series": f"rankscope_rank_up{{{labels}}}", "values": f"_x7 {up}"},
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": expression.replace(queries.LOOK_BACK, "1h"),  # promtool loads fewer samples
+                        "eval_time": "40m",
+                        "exp_samples": [{"labels": "{}", "value": age}],
+                    }
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "test.yml"
+    path.write_text(json.dumps(document))
+    answer = rule_tests.answer(path)
+    assert answer.holds, answer.output
+
+
+def test_gpu_time_of_runs_that_share_a_gpu_belongs_to_their_one_user() -> None:
+    spent = [Sample("", {"run": run, "owner": "1", "cause": "none"}, 10.0) for run in ("a", "b", "c", "d,e")]
+    held = [
+        Sample("", {"run": run, "owner": owner, "user": user}, 1.0)
+        for run, owner, user in [
+            ("a,b", "1,2", "alice,bob"),
+            ("b", "1", "alice"),
+            ("c,d,e", "1", "alice"),
+        ]
+    ]
+    found = queries.groups(Server({"sum by": spent, "group by": held}).at(None), "user", 7.0)
+    assert found == {"": {"none": 10.0}, "alice": {"none": 30.0}}
 
 
 def test_without_rules_there_are_no_groups() -> None:

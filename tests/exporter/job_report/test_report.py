@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from testing.records import publish
 from testing.simulated_job import lagging
 
 from rankscope.record import layout
-from rankscope_exporter.job_report import saved, slurm
+from rankscope_exporter.job_report import records, saved, slurm
 from rankscope_exporter.job_report.command import ReportRequest, show
 from rankscope_exporter.job_report.job import Allocation, Gpu, Job, JobFinding, NoJobError, merge_jobs, select_job
 from rankscope_exporter.job_report.page import Prices, group_lines, lines
@@ -95,6 +96,52 @@ def test_allocated_time_without_a_rank_is_a_cause(
     assert found["lost"]["no_rank"] == pytest.approx((500 - 320) / 500, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "trained", "no_rank"),
+    [
+        ((4,), 2, 3000.0, 2 * 600.0),
+        ((3,), 1, 3000.0, 600.0),
+        ((2,), 2, 3000.0, 2 * 600.0),
+        ((2,), 4, 3000.0, 2 * 600.0 + 2 * 3600.0),
+        ((4, 4), 4, 3000.0, 4 * 600.0),
+        ((1, 1, 1), 2, 3600.0, 0.0),
+    ],
+    ids=[
+        "two ranks on a GPU",
+        "three ranks on a GPU",
+        "one rank",
+        "unused GPUs",
+        "two runs at once",
+        "no time without",
+    ],
+)
+def test_parts_sum_to_the_run_time_of_the_gpus_that_ranks_share(
+    ranks: tuple[int, ...], gpus: int, trained: float, no_rank: float
+) -> None:
+    causes = [{"none": 0.9 * trained * count, "data": 0.1 * trained * count} for count in ranks]
+    runs = [
+        a_job(runs=[str(n)], ranks=count, causes=causes[n], began=1e9, ended=1e9 + trained, at=1e9 + trained)
+        for n, count in enumerate(ranks)
+    ]
+    job = merge_jobs(runs).with_allocation(Allocation("COMPLETED", 3600.0, gpus, 0), now=2e9)
+    assert job.gpu_seconds == pytest.approx(3600.0 * gpus)
+    assert job.causes.get("no_rank", 0.0) == pytest.approx(no_rank)
+    assert job.causes["none"] / job.causes["data"] == pytest.approx(9.0)
+
+
+def test_a_short_run_next_to_another_changes_its_parts_only_by_its_own_time() -> None:
+    train = a_job(ranks=4, causes={"none": 4 * 3600.0})
+    both = merge_jobs([train, a_job(runs=["eval"], ranks=1, began=1e9 + 60, ended=1e9 + 70, causes={"data": 10.0})])
+    job = both.with_allocation(Allocation("COMPLETED", 3600.0, 4, 0), now=2e9)
+    assert job.causes["none"] == pytest.approx(4 * 3600.0 - 10.0, abs=0.1)
+
+
+def test_a_requeued_job_keeps_the_time_of_both_runs() -> None:
+    first, again = a_job(causes={"none": 7200.0}), a_job(began=1e9 + 7200, ended=1e9 + 9000, causes={"none": 3600.0})
+    job = merge_jobs([first, again]).with_allocation(Allocation("COMPLETED", 1800.0, 2, 0), now=2e9)
+    assert job.causes == {"none": 10_800.0}
+
+
 def test_a_partial_job_is_not_compared_with_its_whole_allocation(
     run_dir: Path, state_dir: Path, controller: dict[str, Allocation], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,11 +181,26 @@ def test_records_without_an_exporter_are_reported_by_phase(run_dir: Path, capsys
     assert found["lost"] == {"startup": 1.0}
 
 
+@pytest.mark.parametrize("ended_unix", [1e9 + 100, 0.0], ids=["ended", "killed"])
+def test_records_of_several_nodes_have_their_own_clocks(run_dir: Path, ended_unix: float) -> None:
+    forward = float(layout.PHASES.index("forward"))
+    slots = {"phase": forward, "started_unix": 1e9, "ended": float(ended_unix > 0), "ended_unix": ended_unix}
+    for rank, uptime in enumerate((100.0, 5e6)):
+        seconds = {"started_monotonic": uptime, "phase_seconds": 40.0}
+        publish(run_dir, f"r.{rank}", slots | seconds, rank=str(rank), world_size="2", node=f"node-{rank}", boot_id="x")
+    (job,) = records.jobs(run_dir)
+    lasted = 100.0 if ended_unix else 40.0
+    assert (job.began, job.ended, job.at) == (1e9, 1e9 + lasted, 1e9 + lasted)
+    assert job.gpu_seconds == pytest.approx(2 * lasted)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"state_dir": Path("absent")}, "absent is not a directory"),
         ({"run_dir": Path("absent")}, "absent is not a directory"),
+        ({"state_dir": Path("x" * 300)}, "File name too long: give the exporter's --state-dir, as a user who may read"),
+        ({"run_dir": Path("x" * 300)}, "File name too long"),
         ({}, "--state-dir, --url or a run directory"),
         ({"by": "user"}, "give --url"),
         ({"url": "nonsense"}, "nonsense is not a URL"),
@@ -149,6 +211,27 @@ def test_without_data_the_reason_is_printed(
 ) -> None:
     assert show(ReportRequest(**fields)) == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hidden", ["", "findings.json", "journal-*"])
+@pytest.mark.usefixtures("ended")
+def test_a_state_that_the_user_may_not_read_is_one_error(
+    state_dir: Path, hidden: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def deny(method: str) -> None:
+        real = getattr(Path, method)
+
+        def denying(self: Path, *arguments: Any, **options: Any) -> Any:
+            if self == state_dir if not hidden else self.match(hidden):
+                raise PermissionError(13, "Permission denied", str(self))
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(Path, method, denying)
+
+    deny("open" if hidden else "stat")
+    assert show(ReportRequest(state_dir=state_dir)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(rf"{state_dir}.*: Permission denied: give the exporter's --state-dir, as a user who may", line)
 
 
 def test_another_users_run_with_the_same_name_is_not_reported() -> None:
@@ -194,10 +277,13 @@ def test_unused_resources_are_noted() -> None:
     assert "20% of the GPU time is lost to data." in text
 
 
-def test_a_long_report_is_cut_to_the_length_of_a_comment() -> None:
-    causes = {f"{'x' * 150}-{n}": 1.0 for n in range(64)} | {"none": 100.0}
-    findings = [JobFinding(1e9, None, "data", "warning", 0.1, "y" * 500) for _ in range(50)]
-    text = as_json(a_job(causes=causes, findings=findings, runs=["r" * 128]), Prices(2.5, 0.3))
+@pytest.mark.parametrize("letter", ["x", '"', "\u8bad", "\U0001f600"])
+def test_a_long_report_is_cut_to_the_length_of_a_comment(letter: str) -> None:
+    causes = {f"{n}-{letter * 150}": 1.0 for n in range(64)} | {"none": 100.0}
+    findings = [JobFinding(1e9, None, "data", "warning", 0.1, letter * 500) for _ in range(50)]
+    gpus = [Gpu("node-a", str(n), 0.51234, 1.0, 3.0, 1.23456e9) for n in range(8)]
+    job = a_job(causes=causes, findings=findings, runs=[letter * 128], gpus=gpus, cpu_seconds=1.23456e9, cpus=4096)
+    text = as_json(job, Prices(2.5, 0.3))
     assert len(text.encode()) <= LIMIT
     found = json.loads(text)
     assert found["useful"] + sum(found["lost"].values()) == pytest.approx(1.0, abs=1e-9)
@@ -269,3 +355,48 @@ def test_run_time_gpus_and_cpus_are_read_from_slurm(gpus: str, count: int) -> No
 @pytest.mark.parametrize("text", ["", "JobId=6", SHOWN.format(gpus="TRES=cpu=1"), SHOWN.replace("RunTime", "Run")])
 def test_text_without_gpus_or_a_run_time_is_not_an_allocation(text: str) -> None:
     assert slurm.parse(text.format(gpus="") if "{" in text else text) is None
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of a program that replaces scontrol."""
+    monkeypatch.undo()  # the simulated controller
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path / "scontrol"
+
+
+def answering(program: Path, answers: dict[str, bytes]) -> None:
+    """Let scontrol know these jobs."""
+    for name, answer in answers.items():
+        (program.parent / f"{name}.job").write_bytes(answer)
+    program.write_text(f'#!/bin/sh\nfor job; do :; done\nexec cat "{program.parent}/$job.job"\n')
+    program.chmod(0o755)
+
+
+def test_a_job_is_found_by_its_array_and_task_or_its_sluid(scontrol: Path) -> None:
+    answering(
+        scontrol, {"36_2": b"JobId=38 ArrayJobId=36 ", "7+1": b"JobId=8 HetJobId=7 ", "s9G5M8BD1KND00": b"JobId=9 "}
+    )
+    asked = ("36_2", "7+1", "s9G5M8BD1KND00", "36", "36_3", "-a_1", "../36_2")
+    assert [slurm.number(name) for name in asked] == ["38", "8", "9", "36", "36_3", "-a_1", "../36_2"]
+
+
+@pytest.mark.usefixtures("ended")
+def test_the_report_of_an_array_task_is_that_of_its_job(
+    scontrol: Path, state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(scontrol, {"4700_11": b"JobId=4711 ArrayJobId=4700 ArrayTaskId=11 "})
+    assert "Slurm job 4711 (train large)" in printed(capsys, state_dir=state_dir, job_id="4700_11")
+
+
+def test_a_job_name_in_any_encoding_does_not_affect_the_report(scontrol: Path) -> None:
+    text = SHOWN.format(gpus="JOB_GRES=gpu:8").encode().replace(b"train large", b"tr\xe4n")
+    answering(scontrol, {"6": text})
+    found = slurm.ask("6")
+    assert found
+    assert (found.gpus, found.cpus) == (8, 64)
+
+
+def test_without_a_controller_there_is_no_allocation(scontrol: Path) -> None:
+    answering(scontrol, {})
+    assert slurm.ask("6") is None

@@ -17,6 +17,7 @@ from rankscope_exporter.diagnosis.history import UNREADABLE
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.job_report import saved
 from rankscope_exporter.ranks import journal, look
 from rankscope_exporter.ranks.account import GONE_LIMIT, Account, RankUse, account_from_json
 
@@ -55,6 +56,43 @@ def test_the_causes_sum_to_the_time_of_the_ranks_and_follow_the_judge(job: Judge
     assert sum(causes.values()) == pytest.approx(age(job), rel=0.001)
     assert causes["none"] / sum(causes.values()) == pytest.approx(8 / 9, rel=0.02)
     assert causes["transfer"] / sum(causes.values()) == pytest.approx(1 / 9, rel=0.1)
+
+
+@pytest.mark.parametrize("step", [-86_400.0, -600.0, 0.0, 600.0, 86_400.0])
+def test_setting_the_clock_changes_neither_the_run_time_nor_the_findings(
+    job: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    clock = SimpleNamespace(wrong_by=-step)
+    monkeypatch.setattr(look, "time", SimpleNamespace(time=lambda: job.now + BOOTED + clock.wrong_by))
+    job.train(20)
+    clock.wrong_by = 0.0
+    job.train(20)
+    job.train(40, lagging("optimizer"))
+    job.findings.close()
+    (running,) = saved.jobs(state_dir)
+    finish(job)
+    (ended,) = saved.jobs(state_dir)
+    for found in (running, ended):
+        assert found.seconds == pytest.approx(80.0, abs=1.0)
+        assert found.began == pytest.approx(BOOTED + 1000.0, abs=1.0)
+        assert [finding.kind for finding in found.findings] == ["straggler"]
+
+
+@pytest.mark.parametrize("step", [-600.0, 600.0])
+def test_findings_from_before_the_clock_was_set_are_in_the_report(
+    job: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    clock = SimpleNamespace(wrong_by=-step)
+    monkeypatch.setattr(look, "time", SimpleNamespace(time=lambda: job.now + BOOTED + clock.wrong_by))
+    job.train(20)
+    job.train(40, lagging("optimizer"))
+    job.train(120)
+    assert [entry["kind"] for entry in entries(state_dir, "finding")] == ["straggler"]
+    clock.wrong_by = 0.0
+    job.train(2)
+    finish(job)
+    (found,) = saved.jobs(state_dir)
+    assert [finding.kind for finding in found.findings] == ["straggler"]
 
 
 def test_time_before_the_exporter_saw_the_run_is_included(run_dir: Path, state_dir: Path) -> None:

@@ -85,6 +85,7 @@ def test_an_invalid_section_is_reported(web_config: Write, sections: dict[str, A
         ({"min_version": "TLS10"}, "min_version: 'TLS10' is not one of: TLS12, TLS13"),
         ({"min_version": "TLS13", "max_version": "TLS12"}, "min_version: TLS13 is above"),
         ({"client_auth_type": "RequireAnyClientCert"}, "client_auth_type: not supported: it accepts unverified"),
+        ({"client_auth_type": "RequireClientCert"}, "client_auth_type: not supported: it accepts unverified"),
         ({"client_auth_type": "RequestClientCert"}, "client_auth_type: not supported: it accepts unverified"),
         ({"client_auth_type": "x"}, "client_auth_type: 'x' is not one of"),
         ({"client_auth_type": "VerifyClientCertIfGiven"}, "client_ca_file: missing"),
@@ -142,6 +143,21 @@ def test_all_supported_headers_can_be_set_together(tmp_path: Path) -> None:
         "    Content-Security-Policy: \"default-src 'self' *.example.net\"\n"
     )
     assert len(load(path).headers) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "line"),
+    [
+        (f"basic_auth_users:\n  alice: {HASH}\nbasic_auth_users:\n  bob: {HASH}\n", "basic_auth_users", 1),
+        (f"basic_auth_users:\n  alice: {HASH}\n  bob: {HASH}\n  alice: {HASH}\n", "alice", 2),
+    ],
+)
+def test_a_repeated_key_is_an_error_that_contains_no_secret(tmp_path: Path, text: str, key: str, line: int) -> None:
+    path = tmp_path / "web.yml"
+    path.write_text(text)
+    with pytest.raises(WebConfigError) as caught:
+        load(path)
+    assert str(caught.value) == f"{path}: {key}: repeated at line {line}"
 
 
 def test_a_user_name_may_be_a_number_and_keys_may_be_merged(tmp_path: Path) -> None:

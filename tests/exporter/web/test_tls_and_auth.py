@@ -104,13 +104,16 @@ def test_only_a_client_certificate_of_the_authority_is_accepted(
     assert get(port, context=client(authority, "prometheus")).status == 200
 
 
+@pytest.mark.parametrize(
+    "name", ["prometheus", "10.0.0.7", "2001:db8::7", "::1", "spiffe://cluster.local/ns/m/sa/p", "p@example.net"]
+)
 def test_only_clients_in_client_allowed_sans_are_accepted(
-    serve: Serve, authority: Authority, web_config: Write
+    serve: Serve, authority: Authority, web_config: Write, name: str
 ) -> None:
     settings = {**SERVER, "client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
-    port = serve(web_config(tls_server_config={**settings, "client_allowed_sans": ["prometheus"]}))
-    authority.issue("prometheus", "prometheus", "prometheus.monitoring")
-    authority.issue("intern", "intern")
+    port = serve(web_config(tls_server_config={**settings, "client_allowed_sans": [name]}))
+    authority.issue("prometheus", name, "prometheus.monitoring")
+    authority.issue("intern", "intern", "2001:db8::8", "10.0.0.8")
     assert get(port, context=client(authority, "prometheus")).status == 200
     with pytest.raises((http.client.HTTPException, OSError)):
         get(port, context=client(authority, "intern"))

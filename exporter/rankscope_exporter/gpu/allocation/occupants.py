@@ -49,6 +49,10 @@ class Occupants:
         else:
             self._by_uuid.pop(uuid, None)
 
+    def has_instance(self, uuid: str) -> bool:
+        """Return whether a GPU of this node has shown this MIG instance."""
+        return uuid in self._parents
+
     def is_elsewhere(self, rank: Rank) -> bool:
         """Return whether the rank cannot be on the GPU or MIG instance that its record names."""
         uuid = rank.snapshot.info["uuid"]

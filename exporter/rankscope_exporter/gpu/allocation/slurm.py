@@ -1,10 +1,10 @@
 """Slurm jobs, from the prolog's files (one per GPU) and from a process's cgroup.
 
-The files are compatible with dcgm-exporter's HPC job mapping: a directory with one file per GPU, named by its index,
-with one job id per line. A line may continue with slurmd's information about the job (`4711 uid=1001 user=alice
-account=physics partition=gpu sluid=s9G5M8BD1KND00`) or, from older prologs, with its user and name (`4711 alice train
-large`). A file may also be named by the UUID of a GPU or MIG device, for machines on which Slurm and NVML number GPUs
-differently.
+The files are compatible with dcgm-exporter's HPC job mapping: a directory with one file per GPU, named by its index
+(`0`) or by the index and a MIG device's GPU instance (`0.7`), with one job id per line. A line may continue with
+slurmd's information about the job (`4711 uid=1001 user=alice account=physics partition=gpu sluid=s9G5M8BD1KND00`) or,
+from older prologs, with its user and name (`4711 alice train large`). A file may also be named by the UUID of a GPU or
+MIG device: Slurm numbers the GPUs in its gres.conf, and each MIG device.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 from rankscope_exporter.gpu.allocation.holder import Holder
 
 FILE_LIMIT = 4096  # bytes: dozens of jobs
-FILE_NAME = re.compile(r"\d+|(?:GPU|MIG)-[0-9a-f-]{36}")
+FILE_NAME = re.compile(r"\d+(?:\.\d+)?|(?:GPU|MIG)-[0-9a-f-]{36}")
 JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?")  # including array jobs (7_3) and heterogeneous jobs (7+1)
 FIELDS = {
     "uid": "uid",
@@ -34,9 +35,12 @@ FIELD = re.compile(rf"({'|'.join(FIELDS)})=(\S*)")
 
 # cgroup v1: /slurm/uid_1000/job_4711/step_0; v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0. With
 # several slurmd on a machine the first part contains the node's name (slurm.schedmd.com/cgroup_v2.html). Slurm 26.05
-# uses the job's SLUID: an `s` and 13 digits of Crockford's base 32 (src/common/sluid.c).
+# uses the job's SLUID: an `s` and 13 digits of Crockford's base 32 (src/common/sluid.c). Below /user.slice, users may
+# make cgroups with any name.
 SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")
-JOB_CGROUP = re.compile(rf"slurm[^/]*/(?:uid_\d+/)?(?:job_(\d+)|({SLUID.pattern}))(?:/|$)", re.MULTILINE)
+JOB_CGROUP = re.compile(
+    rf"^(?!.*/user\.slice/).*?slurm[^/]*/(?:uid_\d+/)?(?:job_(\d+)|({SLUID.pattern}))(?:/|$)", re.MULTILINE
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +61,10 @@ class SlurmJobs:
             names = sorted(entry.name for entry in os.scandir(self._directory) if _is_job_file(entry))
         except FileNotFoundError:
             return {}
-        return {name: self._jobs(name) for name in names}
+        found: dict[str, list[Holder]] = defaultdict(list)
+        for name in names:
+            found[name.partition(".")[0]] += self._jobs(name)
+        return found
 
     def _jobs(self, name: str) -> list[Holder]:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
 from rankscope_exporter.gpu.busy_meter import BusyMeter
 from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
-from rankscope_exporter.gpu.nvml.mig import mig_instances
+from rankscope_exporter.gpu.nvml.mig import MigInstance, mig_instances
 
 INSTANCES_EVERY = 5.0  # seconds: about ten driver calls per instance
 
@@ -76,7 +76,7 @@ class AllocationMeter:
         self._processes = processes
         self._users = users
         self._busy = BusyMeter()
-        self._instances = Cached(lambda device, _: _instance_uuids(device), INSTANCES_EVERY)
+        self._instances = Cached(lambda device, _: mig_instances(device), INSTANCES_EVERY)
         self._file = Cached(lambda device, _: _device_file(device))
         # Every state starts at 0, because a counter that first appears with a value never shows that increase.
         self._seconds = dict.fromkeys(STATES, 0.0)
@@ -86,14 +86,16 @@ class AllocationMeter:
         pids, load = device.pids(), self._busy(device, tick)
         if pids is None and load is None:
             return None
-        claims, instances = self._claims(), self._instances(device, tick)
+        claims, split_into = self._claims(), self._instances(device, tick)
+        instances = _instance_uuids(split_into or ())
+        hides_instances = split_into is not None and not instances
         claimed = claims.find_holders(device.index, self._file(device, tick), device.uuid, *instances)
         ranks = claims.find_ranks(device.uuid, *instances)
         seen = look_up(pids, self._processes)
         if self._occupants:
             self._occupants.record(device.uuid, seen, instances)
         facts = Facts(
-            is_allocated=bool(claimed) or (False if _are_all_known(claims, device) else None),
+            is_allocated=bool(claimed) or (False if self._are_all_known(claims, device, hides_instances) else None),
             # If processes are not visible, living ranks are the only known processes.
             processes=seen.count if seen.count is not None else len(ranks) or None,
             dead=seen.dead,
@@ -104,6 +106,21 @@ class AllocationMeter:
         state = classify(facts)
         self._seconds[state] += tick.elapsed
         return Allocation([*claimed, *holders_of(seen.living, self._users)], state, dict(self._seconds))
+
+    def _are_all_known(self, claims: Claims, device: Device, hides_instances: bool) -> bool:
+        """Return whether all holders are known.
+
+        They are not if a scheduler names a UUID that several GPUs report, or an instance that no GPU shows: a container
+        without privileges does not see the instances of a GPU in MIG mode.
+        """
+        if hides_instances and any(name.startswith("MIG-") and not self._is_seen(name) for name in claims.holders):
+            return False
+        return claims.is_complete and (
+            device.uuid == device.reported_uuid or device.reported_uuid not in claims.holders
+        )
+
+    def _is_seen(self, instance: str) -> bool:
+        return self._occupants is not None and self._occupants.has_instance(instance)
 
 
 GPU = GpuMetrics[Allocation]()
@@ -137,14 +154,9 @@ METRICS = (
 )
 
 
-def _are_all_known(claims: Claims, device: Device) -> bool:
-    """Return whether all holders are known. They are not if a scheduler names a UUID that several GPUs report."""
-    return claims.is_complete and (device.uuid == device.reported_uuid or device.reported_uuid not in claims.holders)
-
-
-def _instance_uuids(device: Device) -> Collection[str]:
+def _instance_uuids(instances: Iterable[MigInstance]) -> Collection[str]:
     """Return the UUIDs of the MIG instances in two forms: the driver's (`MIG-…`) and the ranks' (`GPU-…`)."""
-    uuids = [instance.uuid for instance in mig_instances(device) or () if instance.uuid]
+    uuids = [instance.uuid for instance in instances if instance.uuid]
     return [*uuids, *(f"GPU-{uuid.removeprefix('MIG-')}" for uuid in uuids)]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any, Literal
 
 import pynvml
@@ -43,6 +45,7 @@ _RINGS: dict[Engine, int] = {
     "encoder": pynvml.NVML_ENC_UTILIZATION_SAMPLES,
     "decoder": pynvml.NVML_DEC_UTILIZATION_SAMPLES,
 }
+LONGEST_STEP = 3  # sampling periods between two samples of a full ring
 
 
 @dataclass(frozen=True)
@@ -253,10 +256,27 @@ def _required(call: Any, *arguments: Any) -> Any:
 
 
 def _newest_first(value_type: int, samples: Sequence[Any]) -> Iterator[UtilizationSample]:
-    for sample in reversed(samples):
+    for sample in reversed(_in_order(samples)):
         percent = value_of(value_type, sample.sampleValue)
         if percent is not None and sample.timeStamp:  # unused entries of the ring have no timestamp
             yield UtilizationSample(sample.timeStamp, percent)
+
+
+def _in_order(samples: Sequence[Any]) -> Sequence[Any]:
+    """Return the samples oldest first. Some drivers return the ring as it lies in memory, where the oldest is anywhere.
+
+    For such a ring, nvidia-smi 430 reports 99 samples in 18446744073709.22 s: the last one is two periods older than
+    the first. In a ring whose clock was set back, the two are further apart.
+    """
+    if not samples or samples[-1].timeStamp >= samples[0].timeStamp:
+        return samples
+    used = [sample for sample in samples if sample.timeStamp]
+    steps = [later.timeStamp - earlier.timeStamp for earlier, later in pairwise(used)]
+    step_at_wrap = used[0].timeStamp - used[-1].timeStamp if used else 0
+    if sum(step < 0 for step in steps) != 1 or step_at_wrap > LONGEST_STEP * median(steps):
+        return used
+    oldest = steps.index(min(steps)) + 1
+    return used[oldest:] + used[:oldest]
 
 
 def _thousandth(value: int | None) -> float | None:

@@ -24,6 +24,23 @@ def test_files_named_by_index_or_uuid_list_the_jobs_of_a_gpu(tmp_path: Path) -> 
     }
 
 
+def test_files_of_mig_instances_name_jobs_of_their_gpu(tmp_path: Path) -> None:
+    for name, jobs in {
+        "0.7": "4711\n",
+        "0.13": "4712\n",
+        "3.0": "4713\n",
+        "3": "4714\n",
+        "0.": "1\n",
+        ".7": "1\n",
+    }.items():
+        (tmp_path / name).write_text(jobs)
+    found = SlurmJobs(tmp_path).holders()
+    assert {gpu: sorted(job.slurm_job_id for job in jobs) for gpu, jobs in found.items()} == {
+        "0": ["4711", "4712"],
+        "3": ["4713", "4714"],
+    }
+
+
 def test_known_fields_of_a_job_are_read_and_unknown_ones_ignored() -> None:
     text = "4711 uid=1001 user=alice account=physics=x partition=gpu qos=high sluid=s9G5M8BD1KND00\n4712 uid=7\n"
     assert parse_jobs(text) == [
@@ -109,6 +126,11 @@ def test_an_unreadable_directory_raises_an_error(tmp_path: Path) -> None:
         ("0::/system.slice/slurmstepd.scope/sF9EPK6QCKG30I/step_0\n", ""),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
         ("0::/user.slice/job_4711/step_0\n", ""),
+        ("0::/user.slice/user-1000.slice/user@1000.service/slurm/job_4711\n", ""),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/sF9EPK6QCKG300\n", ""),
+        ("1:name=systemd:/user.slice/slurm/job_1\n9:memory:/slurm/uid_1000/job_4711\n", "4711"),
+        ("0::/../../slurmstepd.scope/job_4711/step_0\n", "4711"),
+        ("0::/kubepods.slice/cri-containerd-0123.scope/system.slice/slurmstepd.scope/job_4711/step_0\n", "4711"),
         ("", ""),
     ],
 )

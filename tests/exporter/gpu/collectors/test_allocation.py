@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 
+import pynvml
 import pytest
 from testing.records import READ_AT, rank_snapshot
 
@@ -12,7 +13,8 @@ from rankscope.record import layout
 from rankscope_exporter.gpu.allocation.claims import Claims
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.idleness import STATES
-from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
+from rankscope_exporter.gpu.allocation.occupants import Occupants
+from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, look_up
 from rankscope_exporter.gpu.busy_meter import BusyMeter
 from rankscope_exporter.gpu.collector import Gpu, Tick
 from rankscope_exporter.gpu.collectors.allocation import COLLECTOR, AllocationMeter
@@ -211,6 +213,34 @@ def test_an_instance_of_another_gpu_is_not_a_claim(machine):
     claims = Claims({"MIG-00000009-0000-4000-8000-000000000000": [JOB]}, True)
     meter = AllocationMeter(lambda: claims, ProcessTable(sees_all=True), UserNames())
     assert meter(device, Tick(0.0, 0.0)).state == "free"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "claim", "state"),
+    [
+        ("model: {like: A100, mig: [3g.20gb, 1g.5gb]}", "MIG", "unknown"),
+        ("model: {like: A100, mig: [3g.20gb, 1g.5gb]}", "MIG of another GPU", "free"),
+        ("model: {like: A100, mig: [3g.20gb, 1g.5gb]}", "GPU of another node", "free"),
+        ("model: {like: A100}", "MIG", "free"),
+    ],
+)
+def test_a_claim_to_an_instance_makes_a_gpu_unknown_that_hides_its_instances(
+    machine, monkeypatch, scenario, claim, state
+):
+    device = machine(f"{{gpus: 1, {scenario}}}").device()
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", not_permitted)
+    instance = "MIG-00000009-0000-4000-8000-000000000000"
+    claims = Claims({instance if "MIG" in claim else "GPU-9": [JOB]}, True)
+    table = ProcessTable(sees_all=True)
+    occupants = Occupants(table)
+    if claim == "MIG of another GPU":
+        occupants.record("GPU-1", look_up((), table), [instance])
+    meter = AllocationMeter(lambda: claims, table, UserNames(), occupants)
+    assert meter(device, Tick(0.0, 0.0)).state == state
+
+
+def not_permitted(*_arguments: object) -> None:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
 
 
 def test_a_claim_to_an_ambiguous_uuid_makes_unclaimed_gpus_unknown(machine):

@@ -140,6 +140,40 @@ def test_unavailable_and_unused_samples_are_omitted(machine, monkeypatch):
     assert [sample.timestamp_us for sample in device.utilization_samples()] == [2]
 
 
+def ring_of(monkeypatch: pytest.MonkeyPatch, stamps: list[int]) -> None:
+    """Let the driver answer with samples of these stamps, in this order."""
+    samples = (pynvml.c_nvmlSample_t * len(stamps))()
+    for sample, stamp in zip(samples, stamps, strict=True):
+        sample.timeStamp, sample.sampleValue.uiVal = stamp, 50
+    answer = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples[:]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetSamples", lambda *_arguments: answer)
+
+
+@pytest.mark.parametrize("missing", [[], [8]])
+@pytest.mark.parametrize("oldest", range(10))
+def test_a_ring_that_the_driver_returns_as_it_lies_in_memory_is_put_in_order(machine, monkeypatch, oldest, missing):
+    device = machine("gpus: 1").device()
+    stamps = [10_000_000 + 166_667 * number for number in range(10) if number not in missing]
+    ring_of(monkeypatch, stamps[oldest:] + stamps[:oldest])
+    assert [sample.timestamp_us for sample in device.utilization_samples()] == stamps[::-1]
+
+
+@pytest.mark.parametrize("steps", [{5: -3_600_000_000}, {3: -60_000_000, 7: -60_000_000}, {5: -600_000}])
+def test_a_ring_whose_clock_was_set_back_is_in_order(machine, monkeypatch, steps):
+    device = machine("gpus: 1").device()
+    stamps = [9_000_000_000]
+    for number in range(1, 10):
+        stamps.append(stamps[-1] + steps.get(number, 0) + 166_667)
+    ring_of(monkeypatch, stamps)
+    assert [sample.timestamp_us for sample in device.utilization_samples()] == stamps[::-1]
+
+
+def test_a_ring_that_is_not_full_is_in_order(machine, monkeypatch):
+    device = machine("gpus: 1").device()
+    ring_of(monkeypatch, [1_000_000, 1_200_000, 1_400_000, 0, 0])
+    assert [sample.timestamp_us for sample in device.utilization_samples()] == [1_400_000, 1_200_000, 1_000_000]
+
+
 def test_samples_of_an_unknown_type_are_omitted(machine, monkeypatch):
     device = machine("gpus: 1").device()
     monkeypatch.setattr(pynvml, "nvmlDeviceGetSamples", lambda *_arguments: (99, [pynvml.c_nvmlSample_t()]))
