@@ -28,6 +28,8 @@ class Operation:
     """The number of the collective within its group."""
     peer: int | None = None
     """The other rank of a send or receive."""
+    more_peers: Sequence[int] = ()
+    """The other ranks of a batch of sends and receives, without `peer`."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def _waited_for(one: Position, by_rank: Mapping[int, Position], groups: Mapping[
     if operation is None:
         return set()
     if operation.peer is not None:
-        return {operation.peer}
+        return {operation.peer, *operation.more_peers}
     others = [rank for rank in groups.get(operation.group, ()) if rank != one.rank]
     return {rank for rank in others if rank not in by_rank or not _has_reached(by_rank[rank], operation)}
 

@@ -82,7 +82,8 @@ def _why(ranks: frozenset[int], by_rank: Mapping[int, Position], groups: Mapping
 def describe_operation(operation: Operation, groups: Mapping[str, Group]) -> str:
     """Return an operation with its number and group."""
     if operation.peer is not None:
-        return f"a {operation.name} with rank {operation.peer}"
+        peers = operation.peer, *operation.more_peers
+        return f"a {operation.name} with rank{'s' * bool(operation.more_peers)} {format_ranges(peers)}"
     return f"{operation.name} {operation.number:.0f} of {describe_group(groups[operation.group])}"
 
 
