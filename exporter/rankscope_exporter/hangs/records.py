@@ -14,8 +14,12 @@ from rankscope_exporter.hangs.flight_recorder import Group
 from rankscope_exporter.hangs.words import lines
 
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+OLD_DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - torch's
+NO = ("0", "n", "no", "f", "false")
+"""The values by which torch switches a setting off, in any case."""
 
 
 class NoRanksError(Exception):
@@ -61,19 +65,35 @@ def _position(one: RecordedRank) -> Position:
 
 def _dumps(one: RecordedRank) -> Iterator[str]:
     """Yield where torch writes dumps of its flight recorder, if the job's environment can be read."""
+    if one.snapshot.info.get("backend") == "gloo":  # it has no watchdog
+        return
+    process = Path(f"/proc/{one.snapshot.lock_pid}")
     with suppress(OSError):
-        pairs = Path(f"/proc/{one.snapshot.lock_pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        pairs = (process / "environ").read_bytes().decode(errors="replace").split("\0")
         environment = dict(pair.partition("=")[::2] for pair in pairs)
-        yield from describe_dumps(environment)
+        yield from describe_dumps(environment, (process / "cwd").readlink())
 
 
-def describe_dumps(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the dumps that a job with this environment writes."""
-    prefix = next((environment[name] for name in PREFIXES if environment.get(name)), "")
-    if prefix:
-        when = "when NCCL's watchdog times out" if environment.get(ON_TIMEOUT, "1") != "0" else "on request"
+def describe_dumps(environment: Mapping[str, str], directory: Path = Path()) -> Iterator[str]:
+    """Yield the dumps that a job with this environment and working directory writes."""
+    size = next((environment[name] for name in SIZES if environment.get(name)), "")
+    if size == "0":
+        yield f"torch writes no flight recorder dumps: {SIZES[0]} is 0."
+        return
+    when = "on request" if environment.get(ON_TIMEOUT, "1").lower() in NO else "when NCCL's watchdog times out"
+    if prefix := next((environment[name] for name in PREFIXES if environment.get(name)), ""):
+        prefix = os.path.join(directory, prefix)  # noqa: PTH118 - a Path drops a slash at the end
         yield f"torch writes a dump of each rank to {prefix}RANK {when}. Then run: rankscope hang {prefix}"
+    else:
+        prefix = _default_prefix(environment)
+        older = f"to {OLD_DEFAULT}RANK" if size or environment.get(ON_TIMEOUT) else "none"
+        yield f"torch writes a dump of each rank to {prefix}RANK {when}; before torch 2.7, {older}."
+        yield f"Then run: rankscope hang {prefix}. To choose the place, set {PREFIXES[0]} before the next start."
     if pipe := environment.get(PIPE):
-        yield f"To dump a rank now: echo 1 > {pipe}RANK.pipe"
-    if not prefix and not pipe:
-        yield f"torch writes no flight recorder dumps. To get them, set {PREFIXES[0]} before the next start."
+        yield f"To dump a rank now: echo 1 > {os.path.join(directory, pipe)}RANK.pipe"  # noqa: PTH118 - as above
+
+
+def _default_prefix(environment: Mapping[str, str]) -> str:
+    """Return where torch writes dumps if no variable names the place, as its DebugInfoWriter does since torch 2.7."""
+    cache = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '/tmp')}/.cache"  # noqa: S108 - as torch
+    return f"{cache}/torch/comm_lib_trace_rank_"

@@ -62,9 +62,22 @@ def test_the_run_has_to_be_named_if_there_are_several(tmp_path, capsys) -> None:
             "/fr/rank_RANK when NCCL's watchdog times out. Then run: rankscope hang /fr/rank_",
         ),
         ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/fr/x", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, "/fr/xRANK on request"),
+        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/fr/x", "TORCH_NCCL_DUMP_ON_TIMEOUT": "False"}, "/fr/xRANK on request"),
+        ({"TORCH_FR_DUMP_TEMP_FILE": "fr/rank_"}, "/job/fr/rank_RANK when NCCL's watchdog times out."),
+        ({"TORCH_FR_DUMP_TEMP_FILE": "fr/"}, "Then run: rankscope hang /job/fr/"),
         ({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/p/"}, "echo 1 > /p/RANK.pipe"),
+        ({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "p"}, "echo 1 > /job/pRANK.pipe"),
         ({}, "set TORCH_FR_DUMP_TEMP_FILE before the next start"),
+        ({"HOME": "/home/u"}, "/home/u/.cache/torch/comm_lib_trace_rank_RANK when NCCL's watchdog times out"),
+        ({"HOME": "/home/u", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}, "before torch 2.7, to /tmp/nccl_trace_rank_RANK"),
+        ({"HOME": "/home/u", "XDG_CACHE_HOME": "/c"}, "rankscope hang /c/torch/comm_lib_trace_rank_"),
     ],
 )
 def test_the_output_names_the_place_of_torchs_dumps(environment, text) -> None:
-    assert text in " ".join(describe_dumps(environment))
+    assert text in " ".join(describe_dumps(environment, Path("/job")))
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_without_a_buffer_torch_writes_no_dumps(name) -> None:
+    [line] = describe_dumps({"TORCH_FR_DUMP_TEMP_FILE": "/fr/rank_", name: "0"})
+    assert line.startswith("torch writes no flight recorder dumps")
