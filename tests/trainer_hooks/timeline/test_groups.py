@@ -16,6 +16,7 @@ from rankscope.record import layout
 from rankscope.record.layout import OPS
 from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.text import is_label
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.groups import UNCOUNTED, Groups, bus_factors
 
@@ -244,6 +245,18 @@ def test_a_group_has_the_scripts_description(groups: Groups) -> None:
         groups.count_next(group)
     assert groups.names == ["0-3", "0-1", "2-3"]
     assert groups.descriptions == ["mesh_dp", "mesh_pp", ""]
+
+
+def test_a_group_has_the_descriptions_of_all_process_groups_of_its_ranks(groups: Groups) -> None:
+    """With two stages, Megatron's embedding group has the ranks of its pipeline group and is used first."""
+    for description in ("default_pg", "EMBEDDING_GROUP", "PIPELINE_GROUP", "undefined", "EMBEDDING_GROUP"):
+        groups.count_next(Described("0-3", description))
+    assert groups.descriptions == ["EMBEDDING_GROUP,PIPELINE_GROUP"]
+    for number in range(10):
+        groups.count_next(Described("0-3", f"{number}" * 30))
+    [description] = groups.descriptions
+    assert description.startswith("EMBEDDING_GROUP,PIPELINE_GROUP,000")
+    assert is_label(description)
 
 
 def test_a_long_or_missing_description_is_accepted(groups: Groups) -> None:

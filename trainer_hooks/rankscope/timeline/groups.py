@@ -1,7 +1,8 @@
 """The groups of ranks that this rank synchronizes with: their names, indices in the record and sequence numbers.
 
 A group is identified by its ranks. Two process groups of the same ranks (such as one for NCCL and one for gloo) share
-an index, and their sequence numbers are added, which has the same result on every rank of the group.
+an index, and their sequence numbers are added, which has the same result on every rank of the group. The group has the
+descriptions of both: with two stages, Megatron's embedding group has the ranks of its pipeline group.
 
 Sequence numbers are torch's own if the backend counts (gloo, NCCL, UCC): torch also counts collectives that DDP and
 compiled code issue in C++, where no patch sees them. Gloo also counts operations between two ranks of a group. These
@@ -20,7 +21,7 @@ from rankscope.guard import logger
 from rankscope.process import identity
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
-from rankscope.record.text import replace_unprintable
+from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 from rankscope.record.writer import RankWriter
 
 GROUP_COLLECTIVES = INDEX["group_collectives"]
@@ -78,7 +79,7 @@ class Groups:
 
     def __init__(self, writer: RankWriter) -> None:
         self.names: list[str] = []
-        self.descriptions: list[str] = []  # of each name, torch's description of the group
+        self.descriptions: list[str] = []  # of each name, torch's descriptions of its process groups, with commas
         self.pairwise: list[str] = []  # indices of groups whose ranks send to each other, such as a pipeline's
         self.on_new: Callable[[], None] | None = None  # called when a name is added
         self.on_default: Callable[[bool], object] = lambda _: None  # called when the default group is made or destroyed
@@ -178,8 +179,10 @@ class Groups:
             return UNCOUNTED
         if name in self.names:
             index = self.names.index(name)
-            if description and not self.descriptions[index]:
-                self.descriptions[index] = description
+            known = self.descriptions[index].split(",") if self.descriptions[index] else []
+            joined = ",".join((*known, description))
+            if description and description not in known and len(joined) <= LABEL_LIMIT:
+                self.descriptions[index] = joined
                 self._announce()
             return index
         if len(self.names) == layout.MAX_GROUPS:
