@@ -21,16 +21,16 @@ PIPELINE, TENSOR, DATA, CONTEXT, EXPERT = KINDS = ("pp", "tp", "dp", "cp", "ep")
 DATA_AND_CONTEXT, REPLICA, SHARD = "dp_cp", "dp_replicate", "dp_shard"
 """Groups that have a part of the data-parallel ranks, or context-parallel ones as well."""
 NAMES = {
-    PIPELINE: r"pp|pipe|pipeline|pipeline_parallel|stages?|pipeline_model_parallel_group",
-    TENSOR: r"tp|tensor|tensor_parallel|tensor_model_parallel_group",
-    CONTEXT: r"cp|context|context_parallel|sp|sequence_parallel|context_parallel_group",
-    EXPERT: r"ep|experts?|expert_parallel|expert_model_parallel_group",
-    DATA: r"dp|ddp|data|data_parallel|batch|data_parallel_group",
+    PIPELINE: r"pp|pipe|pipeline|stages?|pipeline_(?:model_)?parallel(?:_group)?",
+    TENSOR: r"tp|tensor|tensor_(?:model_)?parallel(?:_group)?",
+    CONTEXT: r"cp|context|sp|(?:context|sequence)_parallel(?:_group)?",
+    EXPERT: r"ep|experts?|expert_(?:model_)?parallel(?:_group)?",
+    DATA: r"dp|ddp|data|batch|data_parallel(?:_group)?",
     DATA_AND_CONTEXT: r"dp_cp|data_parallel_group_with_cp",
     REPLICA: r"(?:dp_)?replica(?:s|te)?",
     SHARD: r"fsdp|(?:dp_)?shard(?:_cp)?",
 }
-"""Descriptions of groups by kind of parallelism, as in Megatron, torchtitan, transformers, accelerate and lightning."""
+"""Descriptions by kind, as in Megatron, DeepSpeed, torchtitan, transformers, accelerate and lightning."""
 _NAMES = {kind: re.compile(rf"(?:mesh_)?(?:{names})(?:_gloo)?", re.IGNORECASE) for kind, names in NAMES.items()}
 SENDS = tuple(layout.OPS.index(op) for op in ("send", "recv"))
 

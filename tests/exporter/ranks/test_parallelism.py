@@ -110,6 +110,7 @@ MESH = {"groups": ["0-7", "2,6", "0-3", "2-3", "0,2"]}
         (["", "", "DATA_PARALLEL_GROUP_WITH_CP", "", "DATA_PARALLEL_GROUP"], {"dp": 1}),
         (["", "", "DATA_PARALLEL_GROUP,EXPERT_MODEL_PARALLEL_GROUP"], {"dp": 2, "ep": 2}),
         (["", "", "mesh_sp"], {"cp": 2}),
+        (["pipe", "data", "EXPERT_PARALLEL_GROUP", "tensor"], {"pp": 2, "dp": 0, "ep": 2, "tp": 0}),
         (["", "", "EXPERT_DATA_PARALLEL_GROUP,EXPERT_TENSOR_PARALLEL_GROUP"], {}),
     ],
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import subprocess
+import sys
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from testing import programs
@@ -263,6 +265,53 @@ def test_a_long_or_missing_description_is_accepted(groups: Groups) -> None:
     groups.count_next(Described("0-1", "x\n" * 100))
     groups.count_next(UncountedProcessGroup())
     assert groups.descriptions == ["", ("x?" * 100)[:48]]
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **variables: object) -> None:
+    """Import a module of a framework that has these variables."""
+    found = ModuleType(name)
+    vars(found).update(variables)
+    monkeypatch.setitem(sys.modules, name, found)
+
+
+def test_a_group_that_torch_does_not_describe_is_described_by_the_frameworks_variable(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Described("0-3", "default_pg")
+    stages, tensor, data, own = (Described(name, "undefined") for name in ("0,2", "0-1", "1,3", "2-3"))
+    described, experts = Described("1-2", "mesh_tp"), Described("0,3", "undefined")
+    module(
+        monkeypatch,
+        "megatron.core.parallel_state",
+        _PIPELINE_MODEL_PARALLEL_GROUP=[stages],
+        _TENSOR_MODEL_PARALLEL_GROUP=tensor,
+        _DATA_PARALLEL_GROUP_WITH_CP=data,
+        _MODEL_PARALLEL_GROUP=described,
+    )
+    module(monkeypatch, "deepspeed.utils.groups", _EXPERT_PARALLEL_GROUP={"ep_size_2": experts}, mpu=None)
+    for group in (whole, stages, tensor, data, own, described, experts):
+        groups.count_next(group)
+    assert dict(zip(groups.names, groups.descriptions, strict=True)) == {
+        "0-3": "",
+        "0,2": "PIPELINE_MODEL_PARALLEL_GROUP",
+        "0-1": "TENSOR_MODEL_PARALLEL_GROUP",
+        "1,3": "DATA_PARALLEL_GROUP_WITH_CP",
+        "2-3": "",
+        "1-2": "mesh_tp",
+        "0,3": "EXPERT_PARALLEL_GROUP",
+    }
+
+
+@pytest.mark.parametrize(("attribute", "description"), [("pp_proc_group", "pipe"), ("dp_proc_group", "data")])
+def test_the_groups_of_deepspeeds_grid_are_described_by_its_axes(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch, attribute: str, description: str
+) -> None:
+    """A pipeline over all ranks: DeepSpeed sends in the default group, and has another group of the same ranks."""
+    other = Described("0-3", "undefined")
+    module(monkeypatch, "deepspeed.utils.groups", mpu=SimpleNamespace(**{attribute: other}))
+    groups.count_next(Described("0-3", "default_pg"))
+    groups.count_next(other)
+    assert groups.descriptions == [description]
 
 
 def test_a_group_whose_description_raises_is_counted(groups: Groups) -> None:

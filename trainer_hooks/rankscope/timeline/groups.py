@@ -23,12 +23,13 @@ from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 from rankscope.record.writer import RankWriter
+from rankscope.timeline.framework_groups import describe_by_framework
 
 GROUP_COLLECTIVES = INDEX["group_collectives"]
 GROUP_WAIT = INDEX["group_wait_seconds"]
 NAME_LIMIT = 128  # characters: MAX_GROUPS such names fit into the info
 DESCRIPTION_LIMIT = 48
-UNDESCRIBED = ("undefined", "default_pg")  # torch's descriptions of a group without one, and of the default group
+UNDESCRIBED = ("", "undefined", "default_pg")  # torch's descriptions of a group without one, and of the default group
 UNCOUNTED = layout.MAX_GROUPS  # the index of groups that do not fit into the record
 
 
@@ -216,5 +217,5 @@ def _description(process_group: Any) -> str:
     try:
         description = replace_unprintable(str(process_group.group_desc), DESCRIPTION_LIMIT)
     except (AttributeError, RuntimeError):  # an older torch, or a process group without a backend
-        return ""
-    return "" if description in UNDESCRIBED else description
+        description = ""
+    return describe_by_framework(process_group) if description in UNDESCRIBED else description
