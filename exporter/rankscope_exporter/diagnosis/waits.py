@@ -2,7 +2,8 @@
 
 A rank waits in its first operation that has not completed. In a collective, it waits for the ranks of the group that
 have not issued it, and for ranks that have issued it but whose devices are still in an earlier operation. In a send or
-receive, it waits for its peer. The chain of waits leads to the ranks that wait for no other rank: those block the run.
+receive, it waits for its peer, or if that is unknown, for the ranks of the group that are in no operation of it. The
+chain of waits leads to the ranks that wait for no other rank: those block the run.
 All other ranks are victims, even if other ranks wait for them.
 
 Both counts are needed. By issued operations alone, a rank with a stuck device looks like the others. By completed
@@ -30,6 +31,8 @@ class Operation:
     """The other rank of a send or receive."""
     more_peers: Sequence[int] = ()
     """The other ranks of a batch of sends and receives, without `peer`."""
+    is_pairwise: bool = False
+    """Whether it is a send or receive. `peer` is None if its other rank is unknown."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,14 @@ def _waited_for(one: Position, by_rank: Mapping[int, Position], groups: Mapping[
     if operation.peer is not None:
         return {operation.peer, *operation.more_peers}
     others = [rank for rank in groups.get(operation.group, ()) if rank != one.rank]
+    if operation.is_pairwise:
+        known = {rank for rank in others if rank in by_rank and not _is_in(by_rank[rank], operation.group)}
+        return known or {rank for rank in others if rank not in by_rank}
     return {rank for rank in others if rank not in by_rank or not _has_reached(by_rank[rank], operation)}
+
+
+def _is_in(one: Position, group: str) -> bool:
+    return one.waits_in is not None and one.waits_in.group == group
 
 
 def _has_reached(one: Position, operation: Operation) -> bool:

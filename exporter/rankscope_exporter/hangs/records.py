@@ -13,6 +13,8 @@ from rankscope_exporter.diagnosis.waits import Operation, Position
 from rankscope_exporter.hangs.flight_recorder import Group
 from rankscope_exporter.hangs.words import lines
 
+PAIRWISE = ("send", "recv")
+"""Operations of two ranks. A record does not count them, and does not name the other rank."""
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
@@ -57,10 +59,11 @@ def _living(run: str | None, run_dirs: Sequence[Path]) -> list[RecordedRank]:
 
 
 def _position(one: RecordedRank) -> Position:
-    counts, group = one.snapshot.issued, one.snapshot.open_group
+    counts, group, name = one.snapshot.issued, one.snapshot.open_group, one.snapshot.open_operation
     if group not in counts:
         return Position(int(one.rank), counts)
-    return Position(int(one.rank), counts, waits_in=Operation(one.snapshot.open_operation, group, counts[group]))
+    operation = Operation(name, group, counts[group], is_pairwise=name in PAIRWISE)
+    return Position(int(one.rank), counts, waits_in=operation)
 
 
 def _dumps(one: RecordedRank) -> Iterator[str]:

@@ -84,6 +84,8 @@ def describe_operation(operation: Operation, groups: Mapping[str, Group]) -> str
     if operation.peer is not None:
         peers = operation.peer, *operation.more_peers
         return f"a {operation.name} with rank{'s' * bool(operation.more_peers)} {format_ranges(peers)}"
+    if operation.is_pairwise:
+        return f"a {operation.name} of {describe_group(groups[operation.group])}"
     return f"{operation.name} {operation.number:.0f} of {describe_group(groups[operation.group])}"
 
 

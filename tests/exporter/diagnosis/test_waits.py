@@ -57,6 +57,19 @@ def test_a_send_or_receive_waits_for_its_peer() -> None:
     assert late(receives, Position(1), Position(2)) == [{2}]
 
 
+def test_a_batch_waits_for_all_its_peers() -> None:
+    batch = Position(0, waits_in=Operation("batch", "0-3", 1.0, peer=2, more_peers=(3,)))
+    assert late(batch, Position(1), Position(2), Position(3)) == [{2}, {3}]
+
+
+def test_a_receive_from_an_unknown_rank_waits_for_ranks_of_its_group_that_are_not_in_it() -> None:
+    receives = [Position(rank, waits_in=Operation("recv", "0-3", 1.0, is_pairwise=True)) for rank in (0, 1, 2)]
+    assert late(*receives, Position(3)) == [{3}]
+    assert late(*receives) == [{3}], "it has ended"
+    assert late(*receives[:2], Position(2)) == [{2}], "rank 3 may be on another node"
+    assert late(*receives[:2], waiting(2, "2-3", 7.0), Position(3)) == [{3}], "rank 2 waits in another group"
+
+
 def test_ranks_that_wait_for_each_other_are_named_together() -> None:
     ring = [Position(rank, waits_in=Operation("recv", "0-3", 1.0, peer=1 - rank)) for rank in (0, 1)]
     assert late(*ring, Position(2)) == [{0, 1}]

@@ -45,6 +45,27 @@ def test_a_rank_that_has_not_reached_a_collective_is_named(tmp_path, capsys, iss
     assert "Rank 0 waits in all_reduce 5 of group 0-2 (ranks 0-2); in total 2 ranks wait for it" in why
 
 
+IN_RECV = {"collective_op": layout.OPS.index("recv") + 1.0, "collective_group": 0.0, "group_collectives": 5.0}
+
+
+def test_a_stage_that_is_in_no_operation_is_named_if_the_others_receive(tmp_path, capsys) -> None:
+    """Sends and receives are not counted: all ranks have issued as many collectives."""
+    with ranks(tmp_path, IN_RECV, counted(5.0), IN_RECV):
+        assert show(None, "r", [tmp_path]) == 0
+    line, why, *_ = capsys.readouterr().out.splitlines()
+    assert line == "Rank 1 of 3 blocks the other ranks."
+    assert why == (
+        "Rank 1 waits in no operation: it has not issued the next one. "
+        "Rank 0 waits in a recv of group 0-2 (ranks 0-2); in total 2 ranks wait for it, directly or through others."
+    )
+
+
+def test_if_all_stages_send_or_receive_no_rank_is_blamed(tmp_path, capsys) -> None:
+    with ranks(tmp_path, IN_RECV, IN_RECV, IN_RECV):
+        assert show(None, "r", [tmp_path]) == 0
+    assert capsys.readouterr().out.startswith("No rank is late: 3 of 3 ranks wait")
+
+
 def test_the_run_has_to_be_named_if_there_are_several(tmp_path, capsys) -> None:
     with ranks(tmp_path, counted(1.0), run="a"), ranks(tmp_path, counted(1.0), run="b"):
         assert show(None, None, [tmp_path]) == 2

@@ -250,7 +250,7 @@ def test_a_group_has_the_scripts_description(groups: Groups) -> None:
 
 
 def test_a_group_has_the_descriptions_of_all_process_groups_of_its_ranks(groups: Groups) -> None:
-    """With two stages, Megatron's embedding group has the ranks of its pipeline group and is used first."""
+    """Megatron's embedding group has the ranks of its pipeline group if there are two stages, and is used first."""
     for description in ("default_pg", "EMBEDDING_GROUP", "PIPELINE_GROUP", "undefined", "EMBEDDING_GROUP"):
         groups.count_next(Described("0-3", description))
     assert groups.descriptions == ["EMBEDDING_GROUP,PIPELINE_GROUP"]

@@ -1,7 +1,7 @@
 """Descriptions of process groups that torch does not describe, by the variables in which a framework keeps them.
 
 DeepSpeed describes no group, and Megatron only its newer versions do. DeepSpeed's pipeline even sends in the group of
-all ranks, so that nothing but a variable tells which ranks are its stages.
+all ranks, so that only a variable shows which ranks are its stages.
 """
 
 from __future__ import annotations
