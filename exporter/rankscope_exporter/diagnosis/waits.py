@@ -16,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rankscope.record.group_name import members
+from rankscope.record.layout import MAX_GROUPS
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -33,6 +36,8 @@ class Operation:
     """The other ranks of a batch of sends and receives, without `peer`."""
     is_pairwise: bool = False
     """Whether it is a send or receive. `peer` is None if its other rank is unknown."""
+    has_started: bool = True
+    """False if other ranks' devices have started it, but the one of this rank has not: it is in an earlier kernel."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def waits(positions: Sequence[Position], groups: Mapping[str, Sequence[int]]) ->
 
 def _waited_for(one: Position, by_rank: Mapping[int, Position], groups: Mapping[str, Sequence[int]]) -> set[int]:
     operation = one.waits_in
-    if operation is None:
+    if operation is None or not operation.has_started:
         return set()
     if operation.peer is not None:
         return {operation.peer, *operation.more_peers}
@@ -79,8 +84,36 @@ def _has_reached(one: Position, operation: Operation) -> bool:
     group, number = operation.group, operation.number
     if one.issued.get(group, 0.0) < number:
         return False
-    is_in_it = one.waits_in is not None and (one.waits_in.group, one.waits_in.number) == (group, number)
+    own = one.waits_in
+    is_in_it = own is not None and own.has_started and (own.group, own.number) == (group, number)
     return is_in_it or one.completed.get(group, number) >= number
+
+
+def with_unused_groups(issued: Mapping[int, Mapping[str, float]]) -> Mapping[int, Mapping[str, float]]:
+    """Return the numbers of issued collectives by rank and group, with 0 for groups that a member has not used yet.
+
+    The ranks of a group are known by its name. A rank with as many groups as a record has may have used others.
+    """
+    ranks = {group: members(group) for counts in issued.values() for group in counts}
+    return {
+        rank: counts if len(counts) >= MAX_GROUPS else {**_unused(rank, ranks), **counts}
+        for rank, counts in issued.items()
+    }
+
+
+def _unused(rank: int, groups: Mapping[str, Sequence[int]]) -> Mapping[str, float]:
+    return {group: 0.0 for group, ranks in groups.items() if rank in ranks}
+
+
+def unfinished_group(rank: int, issued: Mapping[int, Mapping[str, float]]) -> str | None:
+    """Return the first group in which a rank has issued a collective that another rank has not; None without one.
+
+    `issued` is as in `collectives_behind`. With CUDA, the host does not wait in collectives and is in none.
+    """
+    for group, count in issued[rank].items():
+        if any(counts.get(group, count) < count for counts in issued.values()):
+            return group
+    return None
 
 
 def collectives_behind(rank: int, issued: Mapping[int, Mapping[str, float]]) -> float:

@@ -36,6 +36,8 @@ class Entry:
     number: float
     """The number of the collective, or of the send or receive, within its group."""
     is_complete: bool
+    has_started: bool = False
+    """Whether torch has seen it start, for which it needs TORCH_NCCL_ENABLE_TIMING."""
     is_pairwise: bool = False
     """Whether it is a send, a receive, or a batch of them."""
     peers: Sequence[int] = ()
@@ -97,6 +99,7 @@ def _entry(one: Mapping[str, Any]) -> Entry:
         title.rpartition(":")[2].partition(" ")[0],
         number,
         _is_complete(one),
+        one["state"] == "started",
         is_pairwise,
         (int(match[1]),) if match else (),
         None if sizes is None else sum(prod(size) for size in sizes),

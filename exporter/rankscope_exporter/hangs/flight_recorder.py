@@ -59,7 +59,7 @@ def read_dumps(path: Path) -> list[Dump]:
     end in a number are dumps.
     """
     directory, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
-    form = re.compile(rf"{re.escape(prefix)}{'' if prefix else '.*?'}(\d+)(?:\.json)?")
+    form = re.compile(rf"{re.escape(prefix)}{'' if prefix else '.*?'}(\d+)(?:\.(?:json|pkl|pickle))?")
     try:
         # Reading a pipe would block forever.
         files = [path for path in directory.iterdir() if path.is_file()]
@@ -235,10 +235,12 @@ def positions(dumps: Sequence[Dump]) -> list[Position]:
     groups = groups_of(dumps)
     # If a group has sends and receives, torch counts those, and they are not issued by all of its ranks.
     pairs = {entry.group for dump in dumps for entry in dump.entries if entry.is_pairwise}
-    return [_position(dump, groups, pairs) for dump in dumps]
+    collectives = [entry for dump in dumps for entry in dump.entries if not entry.is_pairwise]
+    started = {(entry.group, entry.number) for entry in collectives if entry.has_started}
+    return [_position(dump, groups, pairs, started) for dump in dumps]
 
 
-def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str]) -> Position:
+def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str], started: set[tuple[str, float]]) -> Position:
     issued: dict[str, float] = {}
     completed: dict[str, float] = {}
     for name, counts in dump.status.items():
@@ -250,7 +252,7 @@ def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str]) -> Posit
         pending = [entry.number - 1.0 for entry in entries if not entry.is_complete]
         issued[name] = max(issued.get(name, 0.0), newest)
         completed[name] = min(completed.get(name, newest), *pending, newest)
-    waits_in = next(_pending_operations(dump, groups), None)
+    waits_in = next(_pending_operations(dump, groups, started), None)
     return Position(dump.rank, issued, completed, waits_in)
 
 
@@ -262,13 +264,19 @@ def _collectives(dump: Dump) -> Mapping[str, list[Entry]]:
     return by_group
 
 
-def _pending_operations(dump: Dump, groups: Mapping[str, Group]) -> Iterator[Operation]:
-    """Yield the operations that have not completed, the first one first, without sends to unknown ranks."""
+def _pending_operations(
+    dump: Dump, groups: Mapping[str, Group], started: set[tuple[str, float]]
+) -> Iterator[Operation]:
+    """Yield the operations that have not completed, the first one first, without sends to unknown ranks.
+
+    `started` are the groups and numbers of operations that any rank's device has started.
+    """
     for entry in dump.entries:
         if entry.is_complete:
             continue
         if not entry.is_pairwise:
-            yield Operation(entry.name, entry.group, entry.number)
+            has_started = entry.has_started or (entry.group, entry.number) not in started
+            yield Operation(entry.name, entry.group, entry.number, has_started=has_started)
             continue
         ranks = groups[entry.group].ranks
         peers = [ranks[peer] for peer in entry.peers if peer < len(ranks)]

@@ -5,14 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, living_ranks
+from rankscope.record import layout
 from rankscope.record.group_name import members
-from rankscope_exporter.diagnosis.waits import Operation, Position
+from rankscope_exporter.diagnosis.waits import (
+    Operation,
+    Position,
+    blocking_ranks,
+    unfinished_group,
+    waits,
+    with_unused_groups,
+)
 from rankscope_exporter.hangs.flight_recorder import Group
 from rankscope_exporter.hangs.words import lines
 
+HANGS_AFTER = 5.0
+"""Seconds without progress; few steps take longer."""
+DEVICE_MAY_WORK = ("collective_wait", "device_wait", "other")
+"""Phases of a rank whose host waits for the device, or is at a place that no probe knows."""
 PAIRWISE = ("send", "recv")
 """Operations of two ranks. A record does not count them, and does not name the other rank."""
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -34,8 +47,35 @@ def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
     groups = {
         name: Group(name, "", ranks) for one in living for name in one.snapshot.groups if (ranks := members(name))
     }
-    yield from lines([_position(one) for one in living], groups)
+    yield from lines(find_positions(living, {name: group.ranks for name, group in groups.items()}), groups)
+    if (idle := min(one.snapshot.read_monotonic - one.snapshot.last_progress for one in living)) < HANGS_AFTER:
+        yield f"The run may not hang: a rank has made progress {idle:.1f} s ago."
     yield from _dumps(living[0])
+
+
+def find_positions(living: Sequence[RecordedRank], groups: Mapping[str, Sequence[int]]) -> Sequence[Position]:
+    """Return the ranks' positions.
+
+    With CUDA and NCCL the host does not wait in a collective. If no rank in a collective waits for another one, a rank
+    that may wait for its device is in a collective that another rank has not issued.
+    """
+    issued = with_unused_groups({int(one.rank): one.snapshot.issued for one in living})
+    positions = [_position(one, issued[int(one.rank)]) for one in living]
+    for phases in ((), DEVICE_MAY_WORK, layout.PHASES):
+        assumed = [
+            replace(position, waits_in=position.waits_in or _unfinished(position, issued))
+            if one.snapshot.phase in phases
+            else position
+            for one, position in zip(living, positions, strict=True)
+        ]
+        if blocking_ranks(waits(assumed, groups)):
+            return assumed
+    return positions
+
+
+def _unfinished(one: Position, issued: Mapping[int, Mapping[str, float]]) -> Operation | None:
+    group = unfinished_group(one.rank, issued)
+    return None if group is None else Operation("collective", group, one.issued[group])
 
 
 def _living(run: str | None, run_dirs: Sequence[Path]) -> list[RecordedRank]:
@@ -58,8 +98,8 @@ def _living(run: str | None, run_dirs: Sequence[Path]) -> list[RecordedRank]:
     return sorted(found, key=lambda one: int(one.rank))
 
 
-def _position(one: RecordedRank) -> Position:
-    counts, group, name = one.snapshot.issued, one.snapshot.open_group, one.snapshot.open_operation
+def _position(one: RecordedRank, counts: Mapping[str, float]) -> Position:
+    group, name = one.snapshot.open_group, one.snapshot.open_operation
     if group not in counts:
         return Position(int(one.rank), counts)
     operation = Operation(name, group, counts[group], is_pairwise=name in PAIRWISE)

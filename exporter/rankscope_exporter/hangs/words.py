@@ -76,6 +76,8 @@ def _why(ranks: frozenset[int], by_rank: Mapping[int, Position], groups: Mapping
         lacks = f"{behind:.0f} collective{'s' * (behind != 1.0)} fewer"
         return f"Rank {rank} waits in no operation: it has issued {lacks} than the others."
     described = describe_operation(operation, groups)
+    if not operation.has_started:
+        return f"Rank {rank} has issued {described}, but an earlier kernel on its device does not end."
     return f"Rank {rank} has not completed {described}, which all ranks have issued."
 
 

@@ -261,6 +261,29 @@ def test_if_all_ranks_are_in_the_same_collective_no_rank_is_blamed(tmp_path, for
     assert "broadcast 4 of default_pg (ranks 0-3)" in lines[1]
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_rank_whose_device_has_not_started_what_the_others_have_is_named(tmp_path, form, late) -> None:
+    """Torch records the start with TORCH_NCCL_ENABLE_TIMING."""
+    recorders = trained()
+    for one in recorders:
+        one.issue("default_pg", completes=False)
+        if one.rank != late:
+            one.entries[-1]["state"] = "started"
+    line, why = explain_dumps(write(tmp_path, recorders, form))
+    assert line == f"Rank {late} of 4 blocks the other ranks."
+    issued = f"Rank {late} has issued all_reduce 4 of default_pg (ranks 0-3)"
+    assert why.startswith(f"{issued}, but an earlier kernel on its device does not end.")
+    assert "in total 3 ranks wait for it" in why
+
+
+def test_if_all_devices_have_started_the_collective_no_rank_is_blamed(tmp_path) -> None:
+    recorders = trained()
+    for one in recorders:
+        one.issue("default_pg", completes=False)
+        one.entries[-1]["state"] = "started"
+    assert first_line(write(tmp_path, recorders)).startswith("No rank is late: 4 of 4 ranks")
+
+
 def test_ranks_that_call_different_operations_are_listed(tmp_path) -> None:
     recorders = trained()
     for one in recorders:

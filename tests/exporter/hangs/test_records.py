@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -58,6 +59,38 @@ def test_a_stage_that_is_in_no_operation_is_named_if_the_others_receive(tmp_path
         "Rank 1 waits in no operation: it has not issued the next one. "
         "Rank 0 waits in a recv of group 0-2 (ranks 0-2); in total 2 ranks wait for it, directly or through others."
     )
+
+
+def outside(phase: str, issued: float) -> Mapping[str, float]:
+    """Return a rank whose host is in no collective, as with CUDA."""
+    return {"phase": layout.PHASES.index(phase), "group_collectives": issued}
+
+
+@pytest.mark.parametrize("phase", ["data_wait", "other", "device_wait", "forward"])
+@pytest.mark.parametrize("of_others", ["device_wait", "other", "forward"])
+def test_a_rank_that_has_issued_fewer_collectives_is_named_although_no_host_is_in_one(
+    tmp_path, capsys, phase, of_others
+) -> None:
+    """The device waits with CUDA and NCCL. `forward` may wait for it as well, at a place that no probe knows."""
+    with ranks(tmp_path, outside(of_others, 5.0), outside(phase, 3.0), outside(of_others, 5.0)):
+        assert show(None, "r", [tmp_path]) == 0
+    line, why, *_ = capsys.readouterr().out.splitlines()
+    assert line == "Rank 1 of 3 blocks the other ranks."
+    assert "it has issued 2 collectives fewer than the others. Rank 0 waits in collective 5 of group 0-2" in why
+
+
+def test_if_all_ranks_have_issued_as_many_and_none_is_in_a_collective_no_rank_is_blamed(tmp_path, capsys) -> None:
+    with ranks(tmp_path, outside("device_wait", 5.0), outside("data_wait", 5.0), outside("other", 5.0)):
+        assert show(None, "r", [tmp_path]) == 0
+    assert capsys.readouterr().out.startswith("No hang in a collective: none of the 3 ranks waits")
+
+
+@pytest.mark.parametrize(("ago", "is_said"), [(0.0, True), (60.0, False)])
+def test_the_output_says_if_the_run_has_just_made_progress(tmp_path, capsys, ago, is_said) -> None:
+    began = {"started_monotonic": time.monotonic() - ago}
+    with ranks(tmp_path, outside("other", 5.0) | began, outside("other", 4.0) | began, outside("other", 5.0) | began):
+        assert show(None, "r", [tmp_path]) == 0
+    assert ("may not hang" in capsys.readouterr().out) is is_said
 
 
 def test_if_all_stages_send_or_receive_no_rank_is_blamed(tmp_path, capsys) -> None:
