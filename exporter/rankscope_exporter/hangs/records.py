@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from rankscope_exporter.diagnosis.waits import (
     with_unused_groups,
 )
 from rankscope_exporter.hangs.flight_recorder import Group
-from rankscope_exporter.hangs.words import lines
+from rankscope_exporter.hangs.words import lines, name_ranks
 
 HANGS_AFTER = 5.0
 """Seconds without progress; few steps take longer."""
@@ -47,10 +48,23 @@ def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
     groups = {
         name: Group(name, "", ranks) for one in living for name in one.snapshot.groups if (ranks := members(name))
     }
-    yield from lines(find_positions(living, {name: group.ranks for name, group in groups.items()}), groups)
+    ranks_of = {name: group.ranks for name, group in groups.items()}
+    positions = find_positions(living, ranks_of)
+    yield from lines(positions, groups)
+    if not blocking_ranks(waits(positions, ranks_of)):
+        yield f"Phases: {'; '.join(_phases(living))}."
     if (idle := min(one.snapshot.read_monotonic - one.snapshot.last_progress for one in living)) < HANGS_AFTER:
         yield f"The run may not hang: a rank has made progress {idle:.1f} s ago."
     yield from _dumps(living[0])
+
+
+def _phases(living: Sequence[RecordedRank]) -> Iterator[str]:
+    """Yield each phase with its ranks, the one with the fewest ranks first: the others may wait for these."""
+    by_phase: dict[str, list[int]] = defaultdict(list)
+    for one in living:
+        by_phase[one.snapshot.phase].append(int(one.rank))
+    for phase, ranks in sorted(by_phase.items(), key=lambda item: (len(item[1]), item[0])):
+        yield f"{name_ranks(ranks).lower()} in {phase}"
 
 
 def find_positions(living: Sequence[RecordedRank], groups: Mapping[str, Sequence[int]]) -> Sequence[Position]:
