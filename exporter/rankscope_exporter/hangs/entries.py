@@ -22,7 +22,7 @@ OUT_OF_PLACE = "_oop"
 """The suffix of operations that only batches contain."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """An operation that a rank has issued, or a batch of them."""
 
