@@ -7,12 +7,19 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from testing import programs
+from testing.leaving import leave
 from testing.torchrun import environment, forked
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rankscope.record import layout
 from rankscope.record.layout import OPS
@@ -21,6 +28,7 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.text import is_label
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.groups import UNCOUNTED, Groups, bus_factors
+from rankscope.timeline.timeline import Timeline
 
 JOB = Path(__file__).parents[1] / "jobs" / "standing_still.py"
 DEADLINE = 60.0  # seconds
@@ -265,6 +273,35 @@ def test_a_long_or_missing_description_is_accepted(groups: Groups) -> None:
     groups.count_next(Described("0-1", "x\n" * 100))
     groups.count_next(UncountedProcessGroup())
     assert groups.descriptions == ["", ("x?" * 100)[:48]]
+
+
+@pytest.fixture
+def one_of_four(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
+    """Make this process rank 0 of four; the others do not exist."""
+    monkeypatch.setenv("RANKSCOPE_RUN", "alone")  # there is no other rank to agree with on a name
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield timeline
+    leave()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names", "described"),
+    [
+        ([0, 1, 2, 3], ("pp",), {"0-3": "mesh_pp"}),
+        ([0, 1, 2, 3], None, {"0-3": ""}),
+        ([[0, 1], [2, 3]], ("dp", "tp"), {"0-3": "", "0,2": "mesh_dp", "0-1": "mesh_tp"}),
+        ([0, 1], ("tp",), {"0-3": "", "0-1": "mesh_tp"}),
+    ],
+)
+def test_a_mesh_with_one_dimension_describes_the_group_of_all_ranks(
+    one_of_four: Timeline, ranks: list[Any], names: tuple[str, ...] | None, described: dict[str, str]
+) -> None:
+    """Torch uses the default group for it, and does not describe that."""
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=names)
+    for group in (dist.group.WORLD, *mesh.get_all_groups()):
+        dist.all_reduce(torch.ones(1), group=group)
+    groups = one_of_four.groups
+    assert dict(zip(groups.names, groups.descriptions, strict=True)) == described
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **variables: object) -> None:

@@ -101,6 +101,10 @@ class Groups:
         """Notify the listener that the default group was made or destroyed."""
         self.on_default(exists)
 
+    def describe_default(self, description: str) -> None:
+        """Add a description of the group of all ranks."""
+        self._index_of(identity.group_name(), replace_unprintable(description, DESCRIPTION_LIMIT))
+
     def find(self, process_group: Any) -> Group:
         """Return the group of a torch process group."""
         return self._known.get(id(process_group)) or self._add(process_group)
