@@ -252,6 +252,35 @@ def test_a_rank_without_a_dump_is_named_if_the_others_wait_for_it(tmp_path) -> N
     assert "Rank 3 is missing" in why
 
 
+def test_ranks_without_a_dump_are_named_in_one_line_after_the_known_ones(tmp_path) -> None:
+    """The dumps of one node show its late rank, and only that the ranks of the other nodes are unknown."""
+    world = ("0", [*range(64)])
+    recorders = [Recorder(rank, default_pg=world) for rank in range(RANKS)]
+    for one in recorders:
+        one.issue("default_pg", completes=False)
+    recorders[2].entries.clear()
+    recorders[2] = Recorder(2, default_pg=world)
+    line, why, missing = explain_dumps(write(tmp_path, recorders))
+    assert line == "Ranks 2,4-63 of 64 block the other ranks."
+    assert why.startswith("Rank 2 waits in no operation")
+    assert missing.startswith(
+        "Ranks 4-63 are missing: they have ended or run on another node. Rank 0 waits in all_reduce 1"
+    )
+    assert missing.endswith("in total 3 ranks wait for them, directly or through others.")
+
+
+@pytest.mark.parametrize("operation", ["recv", "send"])
+def test_two_ranks_that_only_wait_for_each_other_are_named(tmp_path, form, operation) -> None:
+    recorders = trained()
+    for rank, peer in ((0, 2), (2, 0)):
+        recorders[rank].issue("PIPELINE", operation, peer=peer, completes=False)
+    assert [*explain_dumps(write(tmp_path, recorders, form))] == [
+        "Ranks 0,2 of 4 block the other ranks.",
+        "Ranks 0,2 wait for each other: their order of operations differs, or their link fails. "
+        f"Rank 0 waits in a {operation} with rank 2.",
+    ]
+
+
 def test_if_all_ranks_are_in_the_same_collective_no_rank_is_blamed(tmp_path, form) -> None:
     recorders = trained()
     for one in recorders:
