@@ -11,6 +11,7 @@ import pytest
 from testing.records import living_rank
 
 from rankscope.record import layout
+from rankscope_exporter.hangs import records
 from rankscope_exporter.hangs.command import show
 from rankscope_exporter.hangs.records import describe_dumps
 
@@ -87,9 +88,10 @@ def test_if_all_ranks_have_issued_as_many_and_none_is_in_a_collective_no_rank_is
     assert phases == "Phases: rank 1 in data_wait; ranks 0,2 in device_wait."
 
 
-@pytest.mark.parametrize(("ago", "is_said"), [(0.0, True), (60.0, False)])
-def test_the_output_says_if_the_run_has_just_made_progress(tmp_path, capsys, ago, is_said) -> None:
-    began = {"started_monotonic": time.monotonic() - ago}
+@pytest.mark.parametrize(("limit", "is_said"), [(7200.0, True), (1800.0, False)])
+def test_the_output_says_if_the_run_has_just_made_progress(tmp_path, capsys, monkeypatch, limit, is_said) -> None:
+    monkeypatch.setattr(records, "HANGS_AFTER", limit)
+    began = {"started_monotonic": time.monotonic() - 3600.0}
     with ranks(tmp_path, outside("other", 5.0) | began, outside("other", 4.0) | began, outside("other", 5.0) | began):
         assert show(None, "r", [tmp_path]) == 0
     assert ("may not hang" in capsys.readouterr().out) is is_said
