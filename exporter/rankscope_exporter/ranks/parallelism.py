@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 
 from rankscope.record import layout
 from rankscope.record.group_name import members
@@ -25,13 +25,15 @@ NAMES = {
     TENSOR: r"tp|tensor|tensor_(?:model_)?parallel(?:_group)?",
     CONTEXT: r"cp|context|sp|(?:context|sequence)_parallel(?:_group)?",
     EXPERT: r"ep|experts?|expert_(?:model_)?parallel(?:_group)?",
-    DATA: r"dp|ddp|data|batch|data_parallel(?:_group)?",
+    DATA: r"dp|data|batch|data_parallel(?:_group)?",
     DATA_AND_CONTEXT: r"dp_cp|data_parallel_group_with_cp",
-    REPLICA: r"(?:dp_)?replica(?:s|te)?",
+    REPLICA: r"ddp|(?:dp_)?replica(?:s|te)?",
     SHARD: r"fsdp|(?:dp_)?shard(?:_cp)?",
 }
 """Descriptions by kind, as in Megatron, DeepSpeed, torchtitan, transformers, accelerate and lightning."""
 _NAMES = {kind: re.compile(rf"(?:mesh_)?(?:{names})(?:_gloo)?", re.IGNORECASE) for kind, names in NAMES.items()}
+MOST_COMPARED = 4096
+"""The most ranks of a group that are looked for in another one: any process can write the name of a larger one."""
 SENDS = tuple(layout.OPS.index(op) for op in ("send", "recv"))
 
 Groups = tuple[tuple[str, str], ...]
@@ -80,12 +82,18 @@ def _ranks(rank: int, names: list[str]) -> Sequence[int]:
 
 def _data_place(rank: int, found: Mapping[str, Sequence[int]]) -> int | None:
     """Return the rank's place among the data-parallel ranks, by their group or by the rank's replica and shard."""
-    whole = found.get(DATA) or found.get(DATA_AND_CONTEXT)
-    parts = [whole] if whole else [found[kind] for kind in (REPLICA, SHARD) if kind in found]
+    parts = [found[kind] for kind in (DATA, DATA_AND_CONTEXT, REPLICA, SHARD) if kind in found]
+    if not parts:
+        return None
+    whole, shard = parts[0], parts[-1]
+    if (
+        sum(one in whole for one in islice(shard, MOST_COMPARED)) > 1
+    ):  # its ranks are in the whole group as well, or it is the whole group
+        shard = (rank,)
     place = 0
-    for ranks in parts:
+    for ranks in (whole, shard):
         # Context-parallel ranks have the same place: frameworks number them first.
         context = found.get(CONTEXT, (rank,))
-        alike = len(context) if all(one in ranks for one in context) else 1
+        alike = len(context) if all(one in ranks for one in islice(context, MOST_COMPARED)) else 1
         place = place * (len(ranks) // alike) + ranks.index(rank) // alike
-    return place if parts else None
+    return place

@@ -1,7 +1,7 @@
 """Descriptions of process groups that torch does not describe, by the variables in which a framework keeps them.
 
-DeepSpeed describes no group, and Megatron only its newer versions do. DeepSpeed's pipeline even sends in the group of
-all ranks, so that only a variable shows which ranks are its stages.
+DeepSpeed, apex and fairscale describe no group, and of Megatron only newer versions do. DeepSpeed's pipeline even sends
+in the group of all ranks, so that only a variable shows which ranks are its stages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-MODULES = ("megatron.core.parallel_state", "megatron.mpu.initialize", "deepspeed.utils.groups")
+MODULES = (
+    "megatron.core.parallel_state",
+    "megatron.mpu.initialize",
+    "apex.transformer.parallel_state",
+    "fairscale.nn.model_parallel.initialize",
+    "deepspeed.utils.groups",
+)
 VARIABLE = re.compile(r"_(\w+_PARALLEL_GROUP(?:_WITH_CP)?)")
 GRID = {"pp_proc_group": "pipe", "dp_proc_group": "data", "slice_proc_group": "tensor"}
 """Descriptions by the attributes of DeepSpeed's grid, the `mpu` of its groups."""
