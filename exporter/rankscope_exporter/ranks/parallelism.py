@@ -86,12 +86,9 @@ def _data_place(rank: int, found: Mapping[str, Sequence[int]]) -> int | None:
     if not parts:
         return None
     whole, shard = parts[0], parts[-1]
-    if (
-        sum(one in whole for one in islice(shard, MOST_COMPARED)) > 1
-    ):  # its ranks are in the whole group as well, or it is the whole group
-        shard = (rank,)
+    shared = sum(one in whole for one in islice(shard, MOST_COMPARED))
     place = 0
-    for ranks in (whole, shard):
+    for ranks in (whole, shard) if shared == 1 else (whole,):
         # Context-parallel ranks have the same place: frameworks number them first.
         context = found.get(CONTEXT, (rank,))
         alike = len(context) if all(one in ranks for one in islice(context, MOST_COMPARED)) else 1
