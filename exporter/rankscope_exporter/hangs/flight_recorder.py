@@ -52,11 +52,12 @@ class Group:
     ranks: Sequence[int]
 
 
-def read_dumps(path: Path) -> list[Dump]:
+def read_dumps(path: Path, unreadable: list[DumpError] | None = None) -> list[Dump]:
     """Return the dumps ordered by rank. Raise DumpError if there is none, or two for the same rank.
 
     `path` is their directory or the prefix given to torch, e.g. `/tmp/nccl_trace_rank_`. Only regular files whose names
-    end in a number are dumps.
+    end in a number are dumps. The errors of those that cannot be read are added to `unreadable`; without it, or if none
+    can be read, the first one is raised. A rank that was killed while torch wrote its dump leaves a part of it.
     """
     directory, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
     form = re.compile(rf"{re.escape(prefix)}{'' if prefix else '.*?'}(\d+)(?:\.(?:json|pkl|pickle))?")
@@ -74,7 +75,21 @@ def read_dumps(path: Path) -> list[Dump]:
         by_rank[rank] = file
     if not by_rank:
         raise DumpError(f"{path}: no dump files found (such as nccl_trace_rank_0)")
-    return _without_old_batches(_separate([read(file, rank) for rank, file in sorted(by_rank.items())]))
+    found = [_try_read(file, rank) for rank, file in sorted(by_rank.items())]
+    dumps = [one for one in found if isinstance(one, Dump)]
+    errors = [one for one in found if isinstance(one, DumpError)]
+    if errors and (unreadable is None or not dumps):
+        raise errors[0]
+    if unreadable is not None:
+        unreadable += errors
+    return _without_old_batches(_separate(dumps))
+
+
+def _try_read(path: Path, rank: int) -> Dump | DumpError:
+    try:
+        return read(path, rank)
+    except DumpError as error:
+        return error
 
 
 def read(path: Path, rank: int) -> Dump:

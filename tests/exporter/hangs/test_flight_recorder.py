@@ -252,6 +252,23 @@ def test_a_rank_without_a_dump_is_named_if_the_others_wait_for_it(tmp_path) -> N
     assert "Rank 3 is missing" in why
 
 
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_a_rank_with_a_part_of_a_dump_counts_as_missing(tmp_path, form, part) -> None:
+    """A rank that was killed while torch wrote its dump leaves a part of it."""
+    recorders = trained()
+    for one in recorders:
+        one.issue("default_pg", completes=False)
+    cut = write(tmp_path, recorders, form) / "nccl_trace_rank_1"
+    cut.write_bytes(cut.read_bytes()[: int(part * cut.stat().st_size)])
+    line, missing, note = explain_dumps(tmp_path)
+    assert line == "Rank 1 of 4 blocks the other ranks."
+    assert missing.startswith("Rank 1 is missing")
+    assert note.startswith(f"{cut}: not a dump of torch's flight recorder: ")
+    assert note.endswith(". Its rank counts as missing.")
+    with pytest.raises(DumpError, match="nccl_trace_rank_1"):
+        flight_recorder.read_dumps(tmp_path)
+
+
 def test_ranks_without_a_dump_are_named_in_one_line_after_the_known_ones(tmp_path) -> None:
     """The dumps of one node show its late rank, and only that the ranks of the other nodes are unknown."""
     world = ("0", [*range(64)])
