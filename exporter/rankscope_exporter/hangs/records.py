@@ -45,10 +45,8 @@ class NoRanksError(Exception):
 def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
     """Yield the ranks that block the run. Raise NoRanksError."""
     living = _living(run, run_dirs)
-    groups = {
-        name: Group(name, "", ranks) for one in living for name in one.snapshot.groups if (ranks := members(name))
-    }
-    ranks_of = {name: group.ranks for name, group in groups.items()}
+    ranks_of = _ranks_of_groups(living)
+    groups = {name: Group(name, "", ranks) for name, ranks in ranks_of.items()}
     positions = find_positions(living, ranks_of)
     yield from lines(positions, groups)
     if not blocking_ranks(waits(positions, ranks_of)):
@@ -56,6 +54,15 @@ def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
     if (idle := min(one.snapshot.read_monotonic - one.snapshot.last_progress for one in living)) < HANGS_AFTER:
         yield f"The run may not hang: a rank has made progress {idle:.1f} s ago."
     yield from _dumps(living[0])
+
+
+def _ranks_of_groups(living: Sequence[RecordedRank]) -> Mapping[str, Sequence[int]]:
+    """Return the ranks of each group by its name; if that was cut off, those that use it."""
+    using: dict[str, list[int]] = defaultdict(list)
+    for one in living:
+        for name in one.snapshot.groups:
+            using[name].append(int(one.rank))
+    return {name: members(name) or ranks for name, ranks in using.items()}
 
 
 def _phases(living: Sequence[RecordedRank]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -20,11 +20,13 @@ GROUPS = ["0-2", "0-1"]
 
 
 @contextmanager
-def ranks(directory: Path, *slots: Mapping[str, float], run: str = "r") -> Iterator[None]:
+def ranks(
+    directory: Path, *slots: Mapping[str, float], run: str = "r", groups: Sequence[str] = GROUPS
+) -> Iterator[None]:
     """Start ranks whose records have these slots."""
     with ExitStack() as living:
         for rank, own in enumerate(slots):
-            labels = {"run": run, "rank": str(rank), "groups": GROUPS}
+            labels = {"run": run, "rank": str(rank), "groups": groups}
             living.enter_context(living_rank(directory, f"{run}.{rank}", own, **labels))
         yield
 
@@ -45,6 +47,15 @@ def test_a_rank_that_has_not_reached_a_collective_is_named(tmp_path, capsys, iss
     assert line == "Rank 2 of 3 blocks the other ranks."
     assert why.startswith(f"Rank 2 waits in no operation: it has issued {lacks} than the others. ")
     assert "Rank 0 waits in all_reduce 5 of group 0-2 (ranks 0-2); in total 2 ranks wait for it" in why
+
+
+@pytest.mark.parametrize(("issued", "line"), [(4.0, "Rank 2 of 3 blocks"), (5.0, "No rank is late: 2 of 3")])
+def test_a_group_whose_name_was_cut_off_has_the_ranks_that_use_it(tmp_path, capsys, issued, line) -> None:
+    with ranks(tmp_path, waiting(0, 5.0), waiting(0, 5.0), counted(issued), groups=["0,1,2,7,9…ab12cd34"]):
+        assert show(None, "r", [tmp_path]) == 0
+    found = capsys.readouterr().out
+    assert found.startswith(line)
+    assert "all_reduce 5 of group 0,1,2,7,9…ab12cd34 (ranks 0-2)" in found
 
 
 IN_RECV = {"collective_op": layout.OPS.index("recv") + 1.0, "collective_group": 0.0, "group_collectives": 5.0}
