@@ -27,7 +27,7 @@ NAMES = {
     EXPERT: r"ep|experts?|expert_(?:model_)?parallel(?:_group)?",
     DATA: r"dp|data|batch|data_parallel(?:_group)?",
     DATA_AND_CONTEXT: r"dp_cp|data_parallel_group_with_cp",
-    REPLICA: r"ddp|(?:dp_)?replica(?:s|te)?",
+    REPLICA: r"ddp|(?:dp_)?(?:replicas?|replicate)",
     SHARD: r"fsdp|(?:dp_)?shard(?:_cp)?",
 }
 """Descriptions by kind, as in Megatron, DeepSpeed, torchtitan, transformers, accelerate and lightning."""
