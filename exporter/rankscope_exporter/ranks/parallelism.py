@@ -21,11 +21,11 @@ PIPELINE, TENSOR, DATA, CONTEXT, EXPERT = KINDS = ("pp", "tp", "dp", "cp", "ep")
 DATA_AND_CONTEXT, REPLICA, SHARD = "dp_cp", "dp_replicate", "dp_shard"
 """Groups that have a part of the data-parallel ranks, or context-parallel ones as well."""
 NAMES = {
-    PIPELINE: r"pp|pipe|pipeline|stages?|pipeline_(?:model_)?parallel(?:_group)?",
-    TENSOR: r"tp|tensor|tensor_(?:model_)?parallel(?:_group)?",
-    CONTEXT: r"cp|context|sp|(?:context|sequence)_parallel(?:_group)?",
-    EXPERT: r"ep|experts?|expert_(?:model_)?parallel(?:_group)?",
-    DATA: r"dp|data|batch|data_parallel(?:_group)?",
+    PIPELINE: r"pp|stages?|pipe(?:line)?(?:(?:_model)?_parallel)?(?:_group)?",
+    TENSOR: r"tp|mp|model|tensor(?:(?:_model)?_parallel)?(?:_group)?",
+    CONTEXT: r"cp|sp|seq|(?:context|sequence)(?:_parallel)?(?:_group)?",
+    EXPERT: r"ep|experts|expert(?:(?:_model)?_parallel)?(?:_group)?",
+    DATA: r"dp|batch|data(?:_parallel)?(?:_group)?",
     DATA_AND_CONTEXT: r"dp_cp|data_parallel_group_with_cp",
     REPLICA: r"ddp|(?:dp_)?(?:replicas?|replicate)",
     SHARD: r"fsdp|(?:dp_)?shard(?:_cp)?",

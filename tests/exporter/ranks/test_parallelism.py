@@ -36,7 +36,13 @@ def test_other_groups_are_not_a_pipeline(description) -> None:
 
 def test_combined_groups_of_megatron_are_not_a_pipeline() -> None:
     names = ["MODEL_PARALLEL_GROUP", "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "EMBEDDING_GROUP"]
-    assert stage(rank(group_descriptions=["", *names])) is None
+    assert coordinates(rank(group_descriptions=["", *names])) == {}
+    names = [
+        "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
+        "TENSOR_AND_CONTEXT_PARALLEL_GROUP",
+        "EXPERT_DATA_PARALLEL_GROUP",
+    ]
+    assert coordinates(rank(group_descriptions=["", *names])) == {}
 
 
 def test_a_part_of_the_run_whose_ranks_send_to_each_other_is_a_pipeline() -> None:
