@@ -14,8 +14,11 @@ from typing import NamedTuple
 from rankscope.record.group_name import members
 from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
 
-Shape = tuple[int, ...]
-"""The distances of a group's ranks from its first: (0, 1) for each of 0-1, 2-3; (0, 2) for each of 0,2 and 1,3."""
+Shape = tuple[tuple[int, int | None], ...]
+"""The distances of a group's ranks from its first, with their pipeline stages, which do different work.
+
+The distances are 0 and 1 for each of 0-1 and 2-3, 0 and 2 for each of 0,2 and 1,3.
+"""
 
 
 class SlowGroup(NamedTuple):
@@ -50,7 +53,7 @@ def _by_shape(run: RunFacts) -> Mapping[Shape, Mapping[str, float]]:
     for name in {name for one in run.ranks for name in one.spent.collectives.group_waits}:
         ranks = members(name)
         if 1 < len(ranks) <= len(here) and all(rank in here for rank in ranks):
-            shape = tuple(rank - ranks[0] for rank in ranks)
+            shape = tuple((rank - ranks[0], here[rank].now.stage) for rank in ranks)
             shapes[shape][name] = min(_wait(here[rank], name) for rank in ranks)
     return shapes
 

@@ -2,7 +2,8 @@
 
 A rank waits in its first operation that has not completed. In a collective, it waits for the ranks of the group that
 have not issued it, and for ranks that have issued it but whose devices are still in an earlier operation. In a send or
-receive, it waits for its peer. The chain of waits leads to the ranks that wait for no other rank: those block the run.
+receive, it waits for its peer, or if that is unknown, for the ranks of the group that are in no operation of it. The
+chain of waits leads to the ranks that wait for no other rank: those block the run.
 All other ranks are victims, even if other ranks wait for them.
 
 Both counts are needed. By issued operations alone, a rank with a stuck device looks like the others. By completed
@@ -14,6 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from rankscope.record.group_name import members
+from rankscope.record.layout import MAX_GROUPS
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,12 @@ class Operation:
     """The number of the collective within its group."""
     peer: int | None = None
     """The other rank of a send or receive."""
+    more_peers: Sequence[int] = ()
+    """The other ranks of a batch of sends and receives, without `peer`."""
+    is_pairwise: bool = False
+    """Whether it is a send or receive. `peer` is None if its other rank is unknown."""
+    has_started: bool = True
+    """False if other ranks' devices have started it, but the one of this rank has not: it is in an earlier kernel."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +64,19 @@ def waits(positions: Sequence[Position], groups: Mapping[str, Sequence[int]]) ->
 
 def _waited_for(one: Position, by_rank: Mapping[int, Position], groups: Mapping[str, Sequence[int]]) -> set[int]:
     operation = one.waits_in
-    if operation is None:
+    if operation is None or not operation.has_started:
         return set()
     if operation.peer is not None:
-        return {operation.peer}
+        return {operation.peer, *operation.more_peers}
     others = [rank for rank in groups.get(operation.group, ()) if rank != one.rank]
+    if operation.is_pairwise:
+        known = {rank for rank in others if rank in by_rank and not _is_in(by_rank[rank], operation.group)}
+        return known or {rank for rank in others if rank not in by_rank}
     return {rank for rank in others if rank not in by_rank or not _has_reached(by_rank[rank], operation)}
+
+
+def _is_in(one: Position, group: str) -> bool:
+    return one.waits_in is not None and one.waits_in.group == group
 
 
 def _has_reached(one: Position, operation: Operation) -> bool:
@@ -67,8 +84,36 @@ def _has_reached(one: Position, operation: Operation) -> bool:
     group, number = operation.group, operation.number
     if one.issued.get(group, 0.0) < number:
         return False
-    is_in_it = one.waits_in is not None and (one.waits_in.group, one.waits_in.number) == (group, number)
+    own = one.waits_in
+    is_in_it = own is not None and own.has_started and (own.group, own.number) == (group, number)
     return is_in_it or one.completed.get(group, number) >= number
+
+
+def with_unused_groups(issued: Mapping[int, Mapping[str, float]]) -> Mapping[int, Mapping[str, float]]:
+    """Return the numbers of issued collectives by rank and group, with 0 for groups that a member has not used yet.
+
+    The ranks of a group are known by its name. A rank with as many groups as a record has may have used others.
+    """
+    ranks = {group: members(group) for counts in issued.values() for group in counts}
+    return {
+        rank: counts if len(counts) >= MAX_GROUPS else {**_unused(rank, ranks), **counts}
+        for rank, counts in issued.items()
+    }
+
+
+def _unused(rank: int, groups: Mapping[str, Sequence[int]]) -> Mapping[str, float]:
+    return {group: 0.0 for group, ranks in groups.items() if rank in ranks}
+
+
+def unfinished_group(rank: int, issued: Mapping[int, Mapping[str, float]]) -> str | None:
+    """Return the first group in which a rank has issued a collective that another rank has not; None without one.
+
+    `issued` is as in `collectives_behind`. With CUDA, the host does not wait in collectives and is in none.
+    """
+    for group, count in issued[rank].items():
+        if any(counts.get(group, count) < count for counts in issued.values()):
+            return group
+    return None
 
 
 def collectives_behind(rank: int, issued: Mapping[int, Mapping[str, float]]) -> float:

@@ -25,8 +25,11 @@ def show(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
 
 def explain_dumps(path: Path) -> Iterator[str]:
     """Yield the result for the dumps in a directory or with a prefix. Raise DumpError."""
-    dumps = flight_recorder.read_dumps(path)
+    unreadable: list[DumpError] = []
+    dumps = flight_recorder.read_dumps(path, unreadable)
     yield from lines(flight_recorder.positions(dumps), flight_recorder.groups_of(dumps))
     for group, number, called in flight_recorder.find_disagreements(dumps):
         each = ", ".join(f"{name_ranks(ranks)}: {name}" for name, ranks in called.items())
         yield f"Ranks call different operations for collective {number:.0f} of {describe_group(group)}: {each}."
+    for error in unreadable:
+        yield f"{error}. Its rank counts as missing."

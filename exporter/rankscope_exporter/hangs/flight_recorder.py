@@ -1,8 +1,8 @@
 """Read dumps of torch's flight recorder: one file for each rank, as pickle or JSON.
 
-torch writes `<prefix><rank>` (TORCH_NCCL_DEBUG_INFO_TEMP_FILE, else TORCH_FR_DUMP_TEMP_FILE; by default
-/tmp/nccl_trace_rank_). The format is that of `torch.distributed.flight_recorder`, versions 2.1 to 2.9. A pickle can run
-code when it is loaded; this reader accepts only numbers, strings, lists and dictionaries.
+torch writes `<prefix><rank>` (TORCH_FR_DUMP_TEMP_FILE, else TORCH_NCCL_DEBUG_INFO_TEMP_FILE). The format is that of
+`torch.distributed.flight_recorder`, versions 1.4 (torch 2.3) to 2.10 (torch 2.13). A pickle can run code when it is
+loaded; this reader accepts only numbers, strings, lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import pickle
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rankscope_exporter.diagnosis.waits import Operation, Position
+from rankscope_exporter.hangs.entries import Entry, read_entries
 
 SIZE_LIMIT = 512 * 2**20
 """The size limit of a file in bytes. 2,000 operations with their stacks take about 10 MB."""
-PEERS = re.compile(r"(\d+)(?:->|<-)(\d+)$")
-"""The rank and its peer in the name of a send or receive, by their numbers within the group."""
+SAME_SIZE = re.compile(
+    r"all_?reduce(_coalesced)?|broadcast|reduce|_?(all_gather|reduce_scatter)_?(base|single|.*_coalesced)?"
+)
+"""Operations whose input has the same number of elements on all ranks."""
 
 
 class DumpError(Exception):
@@ -35,7 +37,8 @@ class Dump:
 
     rank: int
     groups: Mapping[str, Group]
-    entries: Sequence[Mapping[str, Any]]
+    """The groups by a key, which is the same for all ranks of a group: their names, if no others have them."""
+    entries: Sequence[Entry]
     status: Mapping[str, Mapping[str, float]]
     """Torch's own counts by group, if the dump has them."""
 
@@ -49,14 +52,15 @@ class Group:
     ranks: Sequence[int]
 
 
-def read_dumps(path: Path) -> list[Dump]:
+def read_dumps(path: Path, unreadable: list[DumpError] | None = None) -> list[Dump]:
     """Return the dumps ordered by rank. Raise DumpError if there is none, or two for the same rank.
 
     `path` is their directory or the prefix given to torch, e.g. `/tmp/nccl_trace_rank_`. Only regular files whose names
-    end in a number are dumps.
+    end in a number are dumps. The errors of those that cannot be read are added to `unreadable`; without it, or if none
+    can be read, the first one is raised. A rank that was killed while torch wrote its dump leaves a part of it.
     """
     directory, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
-    form = re.compile(rf"{re.escape(prefix)}{'' if prefix else '.*?'}(\d+)(?:\.json)?")
+    form = re.compile(rf"{re.escape(prefix)}{'' if prefix else '.*?'}(\d+)(?:\.(?:json|pkl|pickle))?")
     try:
         # Reading a pipe would block forever.
         files = [path for path in directory.iterdir() if path.is_file()]
@@ -71,7 +75,21 @@ def read_dumps(path: Path) -> list[Dump]:
         by_rank[rank] = file
     if not by_rank:
         raise DumpError(f"{path}: no dump files found (such as nccl_trace_rank_0)")
-    return [read(file, rank) for rank, file in sorted(by_rank.items())]
+    found = [_try_read(file, rank) for rank, file in sorted(by_rank.items())]
+    dumps = [one for one in found if isinstance(one, Dump)]
+    errors = [one for one in found if isinstance(one, DumpError)]
+    if errors and (unreadable is None or not dumps):
+        raise errors[0]
+    if unreadable is not None:
+        unreadable += errors
+    return _without_old_batches(_separate(dumps))
+
+
+def _try_read(path: Path, rank: int) -> Dump | DumpError:
+    try:
+        return read(path, rank)
+    except DumpError as error:
+        return error
 
 
 def read(path: Path, rank: int) -> Dump:
@@ -103,32 +121,79 @@ def _load(path: Path) -> Any:
 
 
 def _parse(document: Any, rank: int) -> Dump:
-    entries = [dict(entry) for entry in document["entries"]]
+    entries = read_entries(document["entries"])
     groups = {
-        str(name): Group(str(name), str(config.get("desc", "")), _numbers(config.get("ranks", "")))
+        str(name): _group(str(name), config)
         for name, config in dict(document.get("pg_config", {})).items()
-        if name
+        if name != ""
     }
     for entry in entries:
-        name, description = map(str, entry["process_group"])
-        groups.setdefault(name, Group(name, description, ()))
+        groups.setdefault(entry.group, Group(entry.group, entry.description, ()))
     return Dump(rank, groups, entries, _status(document, groups, entries))
+
+
+def _group(name: str, config: Any) -> Group:
+    """Return a group from its entry, which in version 1 only lists the ranks."""
+    if isinstance(config, list):
+        return Group(name, "", tuple(map(int, config)))
+    return Group(name, str(config.get("desc", "")), _numbers(config.get("ranks", "")))
 
 
 def _numbers(text: Any) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", str(text))))
 
 
-def _status(
-    document: Any, groups: Mapping[str, Group], entries: Sequence[Mapping[str, Any]]
-) -> Mapping[str, Mapping[str, float]]:
+def _status(document: Any, groups: Mapping[str, Group], entries: Sequence[Entry]) -> Mapping[str, Mapping[str, float]]:
     """Return torch's counts by group name. The dump has them by an id that follows the order of creation."""
     status = {int(number): dict(counts) for number, counts in dict(document.get("pg_status", {})).items()}
-    names = {int(entry["pg_id"]): str(entry["process_group"][0]) for entry in entries}
+    names = {entry.group_id: entry.group for entry in entries}
     if len(status) == len(groups) and all(name.isdigit() for name in groups):
         in_order = dict(zip(sorted(status), sorted(groups, key=int), strict=True))
         names = in_order if in_order.items() >= names.items() else names
     return {names[number]: counts for number, counts in status.items() if number in names}
+
+
+def _separate(dumps: Sequence[Dump]) -> list[Dump]:
+    """Return the dumps with a key for each group: `split_group` of torch 2.5 to 2.8 gives all its parts one name."""
+    named: dict[str, set[Sequence[int]]] = defaultdict(set)
+    for dump in dumps:
+        for name, group in dump.groups.items():
+            named[name].add(group.ranks)
+    shared = {name for name, each in named.items() if len(each - {()}) > 1}
+    keys = [{name: f"{name} {dump.groups[name].ranks}" for name in shared & set(dump.groups)} for dump in dumps]
+    return [_with_keys(dump, own) if own else dump for dump, own in zip(dumps, keys, strict=True)]
+
+
+def _with_keys(dump: Dump, keys: Mapping[str, str]) -> Dump:
+    groups = {keys.get(name, name): group for name, group in dump.groups.items()}
+    entries = [replace(entry, group=keys.get(entry.group, entry.group)) for entry in dump.entries]
+    return Dump(dump.rank, groups, entries, {keys.get(name, name): counts for name, counts in dump.status.items()})
+
+
+def _without_old_batches(dumps: Sequence[Dump]) -> list[Dump]:
+    """Return the dumps without operations of completed batches, if they have only operations that are not complete.
+
+    Such a dump has the operations of a completed batch, which have no state, but not its end.
+    """
+    batched = {_kind(entry) for dump in dumps for entry in dump.entries if entry.is_batch}
+    return [
+        dump
+        if any(entry.is_complete for entry in dump.entries)
+        else replace(dump, entries=[one for one in dump.entries if not _is_old(one, dump, batched)])
+        for dump in dumps
+    ]
+
+
+def _kind(entry: Entry) -> str:
+    """Return what groups have in common that are used alike: their description, if they have one."""
+    return entry.description or entry.group
+
+
+def _is_old(entry: Entry, dump: Dump, batched: set[str]) -> bool:
+    is_of_batch = entry.is_pairwise and not entry.has_end and _kind(entry) in batched
+    # torch counts a batch when it ends: one that is being issued has a higher number.
+    issued = dump.status.get(entry.group, {}).get("last_enqueued_collective", entry.number)
+    return is_of_batch and entry.number <= float(issued)
 
 
 def groups_of(dumps: Sequence[Dump]) -> Mapping[str, Group]:
@@ -147,35 +212,50 @@ def groups_of(dumps: Sequence[Dump]) -> Mapping[str, Group]:
 
 
 def find_disagreements(dumps: Sequence[Dump]) -> Iterator[tuple[Group, float, Mapping[str, Sequence[int]]]]:
-    """Yield pending collectives for which ranks of a group called different operations.
+    """Yield each group's first pending collective for which its ranks called different operations, or gave other sizes.
 
     Each has its group, its number and the ranks by operation.
     """
-    groups = groups_of(dumps)
-    called: dict[tuple[str, float], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    called: dict[str, dict[float, list[tuple[int, Entry]]]] = defaultdict(lambda: defaultdict(list))
     for dump in dumps:
-        for group, entries in _collectives(dump).items():
-            for entry in entries:
-                if not _has_completed(entry):
-                    called[group, float(entry["collective_seq_id"])][_operation_name(entry)].append(dump.rank)
-    for (group, number), by_name in sorted(called.items()):
-        if len(by_name) > 1:
-            yield groups[group], number, by_name
+        for entry in dump.entries:
+            if not entry.is_pairwise:
+                called[entry.group][entry.number].append((dump.rank, entry))
+    for group, numbers in sorted(called.items()):
+        for number, by_rank in sorted(numbers.items()):
+            by_call = _by_call(by_rank)
+            if len(by_call) > 1 and not all(entry.is_complete for _, entry in by_rank):
+                yield groups_of(dumps)[group], number, by_call
+                break
+
+
+def _by_call(by_rank: Sequence[tuple[int, Entry]]) -> Mapping[str, Sequence[int]]:
+    """Return the ranks by the operation that they called; with its size if all of them called the same one."""
+    name = _sized if len({entry.name for _, entry in by_rank}) == 1 else lambda entry: entry.name
+    found: dict[str, list[int]] = defaultdict(list)
+    for rank, entry in by_rank:
+        found[name(entry)].append(rank)
+    return found
+
+
+def _sized(entry: Entry) -> str:
+    """Return the operation with its size, if that has to be the same on all ranks."""
+    if entry.elements is None or not SAME_SIZE.fullmatch(entry.name):
+        return entry.name
+    return f"{entry.name} of {entry.elements} elements"
 
 
 def positions(dumps: Sequence[Dump]) -> list[Position]:
     """Return the position of each rank."""
     groups = groups_of(dumps)
     # If a group has sends and receives, torch counts those, and they are not issued by all of its ranks.
-    pairs = {
-        str(entry["process_group"][0])
-        for entry in chain.from_iterable(dump.entries for dump in dumps)
-        if _is_point_to_point(entry)
-    }
-    return [_position(dump, groups, pairs) for dump in dumps]
+    pairs = {entry.group for dump in dumps for entry in dump.entries if entry.is_pairwise}
+    collectives = [entry for dump in dumps for entry in dump.entries if not entry.is_pairwise]
+    started = {(entry.group, entry.number) for entry in collectives if entry.has_started}
+    return [_position(dump, groups, pairs, started) for dump in dumps]
 
 
-def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str]) -> Position:
+def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str], started: set[tuple[str, float]]) -> Position:
     issued: dict[str, float] = {}
     completed: dict[str, float] = {}
     for name, counts in dump.status.items():
@@ -183,42 +263,37 @@ def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str]) -> Posit
             issued[name] = float(counts["last_enqueued_collective"])
             completed[name] = float(counts["last_completed_collective"])
     for name, entries in _collectives(dump).items():
-        numbers = [float(entry["collective_seq_id"]) for entry in entries]
-        pending = [float(one["collective_seq_id"]) for one in entries if not _has_completed(one)]
-        issued[name] = max(issued.get(name, 0.0), *numbers)
-        completed[name] = min(completed.get(name, max(numbers)), *(one - 1.0 for one in pending), max(numbers))
-    waits_in = next(_pending_operations(dump, groups), None)
+        newest = max(entry.number for entry in entries)
+        pending = [entry.number - 1.0 for entry in entries if not entry.is_complete]
+        issued[name] = max(issued.get(name, 0.0), newest)
+        completed[name] = min(completed.get(name, newest), *pending, newest)
+    waits_in = next(_pending_operations(dump, groups, started), None)
     return Position(dump.rank, issued, completed, waits_in)
 
 
-def _collectives(dump: Dump) -> Mapping[str, list[Mapping[str, Any]]]:
-    by_group: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+def _collectives(dump: Dump) -> Mapping[str, list[Entry]]:
+    by_group: dict[str, list[Entry]] = defaultdict(list)
     for entry in dump.entries:
-        if not _is_point_to_point(entry):
-            by_group[str(entry["process_group"][0])].append(entry)
+        if not entry.is_pairwise:
+            by_group[entry.group].append(entry)
     return by_group
 
 
-def _operation_name(entry: Mapping[str, Any]) -> str:
-    return str(entry["profiling_name"]).rpartition(":")[2]
+def _pending_operations(
+    dump: Dump, groups: Mapping[str, Group], started: set[tuple[str, float]]
+) -> Iterator[Operation]:
+    """Yield the operations that have not completed, the first one first, without sends to unknown ranks.
 
-
-def _has_completed(entry: Mapping[str, Any]) -> bool:
-    """Return whether torch has seen the operation end. With gloo it is only marked as retired."""
-    return entry["state"] == "completed" or bool(entry.get("retired"))
-
-
-def _is_point_to_point(entry: Mapping[str, Any]) -> bool:
-    return bool(entry.get("is_p2p")) or PEERS.search(str(entry["profiling_name"])) is not None
-
-
-def _pending_operations(dump: Dump, groups: Mapping[str, Group]) -> Iterator[Operation]:
-    """Yield the operations that have not completed, the first one first. Coalesced sends have no peer: skip them."""
-    for entry in sorted(dump.entries, key=lambda entry: int(entry["record_id"])):
-        if _has_completed(entry):
+    `started` are the groups and numbers of operations that any rank's device has started.
+    """
+    for entry in dump.entries:
+        if entry.is_complete:
             continue
-        name, group = _operation_name(entry), str(entry["process_group"][0])
-        if not _is_point_to_point(entry):
-            yield Operation(name, group, float(entry["collective_seq_id"]))
-        elif (match := PEERS.search(name)) and int(match[2]) < len(groups[group].ranks):
-            yield Operation(name.split()[0], group, float(entry["p2p_seq_id"]), groups[group].ranks[int(match[2])])
+        if not entry.is_pairwise:
+            has_started = entry.has_started or (entry.group, entry.number) not in started
+            yield Operation(entry.name, entry.group, entry.number, has_started=has_started)
+            continue
+        ranks = groups[entry.group].ranks
+        peers = [ranks[peer] for peer in entry.peers if peer < len(ranks)]
+        if peers:
+            yield Operation(entry.name, entry.group, entry.number, peers[0], tuple(peers[1:]))

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, living_ranks
+from rankscope.record import layout
 from rankscope.record.group_name import members
-from rankscope_exporter.diagnosis.waits import Operation, Position
+from rankscope_exporter.diagnosis.waits import (
+    Operation,
+    Position,
+    blocking_ranks,
+    unfinished_group,
+    waits,
+    with_unused_groups,
+)
 from rankscope_exporter.hangs.flight_recorder import Group
-from rankscope_exporter.hangs.words import lines
+from rankscope_exporter.hangs.words import lines, name_ranks
 
+HANGS_AFTER = 5.0
+"""Seconds without progress; few steps take longer."""
+DEVICE_MAY_WORK = ("collective_wait", "device_wait", "other")
+"""Phases of a rank whose host waits for the device, or is at a place that no probe knows."""
+PAIRWISE = ("send", "recv")
+"""Operations of two ranks. A record does not count them, and does not name the other rank."""
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+OLD_DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - torch's
+NO = ("0", "n", "no", "f", "false")
+"""The values by which torch switches a setting off, in any case."""
 
 
 class NoRanksError(Exception):
@@ -25,11 +45,58 @@ class NoRanksError(Exception):
 def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
     """Yield the ranks that block the run. Raise NoRanksError."""
     living = _living(run, run_dirs)
-    groups = {
-        name: Group(name, "", ranks) for one in living for name in one.snapshot.groups if (ranks := members(name))
-    }
-    yield from lines([_position(one) for one in living], groups)
+    ranks_of = _ranks_of_groups(living)
+    groups = {name: Group(name, "", ranks) for name, ranks in ranks_of.items()}
+    positions = find_positions(living, ranks_of)
+    yield from lines(positions, groups)
+    if not blocking_ranks(waits(positions, ranks_of)):
+        yield f"Phases: {'; '.join(_phases(living))}."
+    if (idle := min(one.snapshot.read_monotonic - one.snapshot.last_progress for one in living)) < HANGS_AFTER:
+        yield f"The run may not hang: a rank has made progress {idle:.1f} s ago."
     yield from _dumps(living[0])
+
+
+def _ranks_of_groups(living: Sequence[RecordedRank]) -> Mapping[str, Sequence[int]]:
+    """Return the ranks of each group by its name; if that was cut off, those that use it."""
+    using: dict[str, list[int]] = defaultdict(list)
+    for one in living:
+        for name in one.snapshot.groups:
+            using[name].append(int(one.rank))
+    return {name: members(name) or ranks for name, ranks in using.items()}
+
+
+def _phases(living: Sequence[RecordedRank]) -> Iterator[str]:
+    """Yield each phase with its ranks, the one with the fewest ranks first: the others may wait for these."""
+    by_phase: dict[str, list[int]] = defaultdict(list)
+    for one in living:
+        by_phase[one.snapshot.phase].append(int(one.rank))
+    for phase, ranks in sorted(by_phase.items(), key=lambda item: (len(item[1]), item[0])):
+        yield f"{name_ranks(ranks).lower()} in {phase}"
+
+
+def find_positions(living: Sequence[RecordedRank], groups: Mapping[str, Sequence[int]]) -> Sequence[Position]:
+    """Return the ranks' positions.
+
+    With CUDA and NCCL the host does not wait in a collective. If no rank in a collective waits for another one, a rank
+    that may wait for its device is in a collective that another rank has not issued.
+    """
+    issued = with_unused_groups({int(one.rank): one.snapshot.issued for one in living})
+    positions = [_position(one, issued[int(one.rank)]) for one in living]
+    for phases in ((), DEVICE_MAY_WORK, layout.PHASES):
+        assumed = [
+            replace(position, waits_in=position.waits_in or _unfinished(position, issued))
+            if one.snapshot.phase in phases
+            else position
+            for one, position in zip(living, positions, strict=True)
+        ]
+        if blocking_ranks(waits(assumed, groups)):
+            return assumed
+    return positions
+
+
+def _unfinished(one: Position, issued: Mapping[int, Mapping[str, float]]) -> Operation | None:
+    group = unfinished_group(one.rank, issued)
+    return None if group is None else Operation("collective", group, one.issued[group])
 
 
 def _living(run: str | None, run_dirs: Sequence[Path]) -> list[RecordedRank]:
@@ -52,28 +119,45 @@ def _living(run: str | None, run_dirs: Sequence[Path]) -> list[RecordedRank]:
     return sorted(found, key=lambda one: int(one.rank))
 
 
-def _position(one: RecordedRank) -> Position:
-    counts, group = one.snapshot.issued, one.snapshot.open_group
+def _position(one: RecordedRank, counts: Mapping[str, float]) -> Position:
+    group, name = one.snapshot.open_group, one.snapshot.open_operation
     if group not in counts:
         return Position(int(one.rank), counts)
-    return Position(int(one.rank), counts, waits_in=Operation(one.snapshot.open_operation, group, counts[group]))
+    operation = Operation(name, group, counts[group], is_pairwise=name in PAIRWISE)
+    return Position(int(one.rank), counts, waits_in=operation)
 
 
 def _dumps(one: RecordedRank) -> Iterator[str]:
     """Yield where torch writes dumps of its flight recorder, if the job's environment can be read."""
+    if one.snapshot.info.get("backend") == "gloo":  # it has no watchdog
+        return
+    process = Path(f"/proc/{one.snapshot.lock_pid}")
     with suppress(OSError):
-        pairs = Path(f"/proc/{one.snapshot.lock_pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        pairs = (process / "environ").read_bytes().decode(errors="replace").split("\0")
         environment = dict(pair.partition("=")[::2] for pair in pairs)
-        yield from describe_dumps(environment)
+        yield from describe_dumps(environment, (process / "cwd").readlink())
 
 
-def describe_dumps(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the dumps that a job with this environment writes."""
-    prefix = next((environment[name] for name in PREFIXES if environment.get(name)), "")
-    if prefix:
-        when = "when NCCL's watchdog times out" if environment.get(ON_TIMEOUT, "1") != "0" else "on request"
+def describe_dumps(environment: Mapping[str, str], directory: Path = Path()) -> Iterator[str]:
+    """Yield the dumps that a job with this environment and working directory writes."""
+    size = next((environment[name] for name in SIZES if environment.get(name)), "")
+    if size == "0":
+        yield f"torch writes no flight recorder dumps: {SIZES[0]} is 0."
+        return
+    when = "on request" if environment.get(ON_TIMEOUT, "1").lower() in NO else "when NCCL's watchdog times out"
+    if prefix := next((environment[name] for name in PREFIXES if environment.get(name)), ""):
+        prefix = os.path.join(directory, prefix)  # noqa: PTH118 - a Path drops a slash at the end
         yield f"torch writes a dump of each rank to {prefix}RANK {when}. Then run: rankscope hang {prefix}"
+    else:
+        prefix = _default_prefix(environment)
+        older = f"to {OLD_DEFAULT}RANK" if size or environment.get(ON_TIMEOUT) else "none"
+        yield f"torch writes a dump of each rank to {prefix}RANK {when}; before torch 2.7, {older}."
+        yield f"Then run: rankscope hang {prefix}. To choose the place, set {PREFIXES[0]} before the next start."
     if pipe := environment.get(PIPE):
-        yield f"To dump a rank now: echo 1 > {pipe}RANK.pipe"
-    if not prefix and not pipe:
-        yield f"torch writes no flight recorder dumps. To get them, set {PREFIXES[0]} before the next start."
+        yield f"To dump a rank now: echo 1 > {os.path.join(directory, pipe)}RANK.pipe"  # noqa: PTH118 - as above
+
+
+def _default_prefix(environment: Mapping[str, str]) -> str:
+    """Return where torch writes dumps if no variable names the place, as its DebugInfoWriter does since torch 2.7."""
+    cache = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '/tmp')}/.cache"  # noqa: S108 - as torch
+    return f"{cache}/torch/comm_lib_trace_rank_"

@@ -31,10 +31,15 @@ def lines(positions: Sequence[Position], groups: Mapping[str, Group]) -> Iterato
     every = sorted(rank for ranks in late for rank in ranks)
     block = "block" if len(every) > 1 else "blocks"
     yield f"{name_ranks(every)} of {_count(positions, groups)} {block} the other ranks."
-    for ranks in late[:SETS_SHOWN]:
+    missing = frozenset(every) - by_rank.keys()
+    known = [ranks for ranks in late if not ranks <= missing]
+    for ranks in known[:SETS_SHOWN]:
         yield f"{_why(ranks, by_rank, groups)} {_waiting(ranks, waiting, by_rank, groups)}"
-    if len(late) > SETS_SHOWN:
-        yield f"{len(late) - SETS_SHOWN} more are not shown."
+    if len(known) > SETS_SHOWN:
+        yield f"{len(known) - SETS_SHOWN} more are not shown."
+    if missing:
+        have = "are missing: they have ended or run" if len(missing) > 1 else "is missing: it has ended or runs"
+        yield f"{name_ranks([*missing])} {have} on another node. {_waiting(missing, waiting, by_rank, groups)}"
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -50,11 +55,13 @@ def format_ranges(numbers: Sequence[int]) -> str:
 
 
 def _waiting(late: frozenset[int], waiting: Waits, by_rank: Mapping[int, Position], groups: Mapping[str, Group]) -> str:
-    """Return the ranks that wait, with the operation of the first one that waits directly."""
-    first = next(rank for rank, others in sorted(waiting.items()) if rank not in late and others & late)
+    """Return the ranks that wait, with the operation of the first one that waits directly: if possible a victim."""
+    directly = [rank for rank, others in sorted(waiting.items()) if others & late]
+    first = min(directly, key=lambda rank: (rank in late, rank))
     operation = by_rank[first].waits_in
     every = [*victims(waiting, late)]
-    more = f"; in total {len(every)} ranks wait for it, directly or through others" if len(every) > 1 else ""
+    late_ranks = "them" if len(late) > 1 else "it"
+    more = f"; in total {len(every)} ranks wait for {late_ranks}, directly or through others" if len(every) > 1 else ""
     return f"Rank {first} waits in {describe_operation(operation, groups)}{more}." if operation else ""
 
 
@@ -66,8 +73,6 @@ def _why(ranks: frozenset[int], by_rank: Mapping[int, Position], groups: Mapping
     if len(ranks) > 1:
         return f"{name_ranks([*ranks])} wait for each other: their order of operations differs, or their link fails."
     [rank] = ranks
-    if rank not in by_rank:
-        return f"Rank {rank} is missing: it has ended or runs on another node."
     operation = by_rank[rank].waits_in
     if operation is None:
         behind = collectives_behind(rank, {one.rank: one.issued for one in by_rank.values()})
@@ -76,13 +81,18 @@ def _why(ranks: frozenset[int], by_rank: Mapping[int, Position], groups: Mapping
         lacks = f"{behind:.0f} collective{'s' * (behind != 1.0)} fewer"
         return f"Rank {rank} waits in no operation: it has issued {lacks} than the others."
     described = describe_operation(operation, groups)
+    if not operation.has_started:
+        return f"Rank {rank} has issued {described}, but an earlier kernel on its device does not end."
     return f"Rank {rank} has not completed {described}, which all ranks have issued."
 
 
 def describe_operation(operation: Operation, groups: Mapping[str, Group]) -> str:
     """Return an operation with its number and group."""
     if operation.peer is not None:
-        return f"a {operation.name} with rank {operation.peer}"
+        peers = operation.peer, *operation.more_peers
+        return f"a {operation.name} with rank{'s' * bool(operation.more_peers)} {format_ranges(peers)}"
+    if operation.is_pairwise:
+        return f"a {operation.name} of {describe_group(groups[operation.group])}"
     return f"{operation.name} {operation.number:.0f} of {describe_group(groups[operation.group])}"
 
 

@@ -2,7 +2,8 @@
 
 `/sys/class/infiniband/DEVICE/ports/PORT` is described in the kernel's Documentation/ABI/stable/sysfs-class-infiniband,
 `/sys/class/net/INTERFACE/statistics` in Documentation/ABI/testing/sysfs-class-net-statistics. The files depend on the
-adapter's driver: AWS' EFA has no `counters` and counts bytes in `hw_counters`.
+adapter's driver: AWS' EFA has no `counters` and counts bytes in `hw_counters`. The names there are those of the drivers
+mlx5, efa, bnxt_re and ionic in the kernel's drivers/infiniband/hw.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ ERRORS = (
     "local_link_integrity_errors",
     "link_error_recovery",
 )
-RETRANSMISSIONS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "retrans_pkts")
+HARDWARE_ERRORS = (
+    *("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err"),  # mlx5, newer bnxt_re
+    *("retrans_pkts", "retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events"),  # efa
+    *("to_retransmits", "seq_err_naks_rcvd", "max_retry_exceeded", "rx_roce_errors", "tx_roce_errors"),  # bnxt_re
+    *("tx_rdma_ack_timeout", "req_tx_retry_excd_err"),  # ionic
+)
+RECEIVED, TRANSMITTED = ("rx_bytes", "rx_rdma_ucast_bytes"), ("tx_bytes", "tx_rdma_ucast_bytes")
 
 
 def read_adapters(sysfs: Path = SYSFS) -> Ports:
@@ -64,10 +71,10 @@ def _adapter(port: Path, kind: str) -> PortReading:
         kind=f"{kind} {_text(port / 'link_layer') or ''}",
         is_up=None if state is None else state.startswith(ACTIVE),
         rate=float(rate[1]) * GIGABIT if rate else None,
-        received=_number(hardware / "rx_bytes") if received is None else WORD * received,
-        transmitted=_number(hardware / "tx_bytes") if transmitted is None else WORD * transmitted,
+        received=_first(hardware, RECEIVED) if received is None else WORD * received,
+        transmitted=_first(hardware, TRANSMITTED) if transmitted is None else WORD * transmitted,
         link_downs=_number(counters / "link_downed"),
-        errors=dict(_known(counters, ERRORS)) | dict(_known(hardware, RETRANSMISSIONS)),
+        errors=dict(_known(counters, ERRORS)) | dict(_known(hardware, HARDWARE_ERRORS)),
     )
 
 
@@ -95,6 +102,10 @@ def _known(directory: Path, names: tuple[str, ...]) -> Iterator[tuple[str, float
         value = _number(directory / name)
         if value is not None:
             yield name, value
+
+
+def _first(directory: Path, names: tuple[str, ...]) -> float | None:
+    return next((value for _, value in _known(directory, names)), None)
 
 
 def _number(path: Path) -> float | None:

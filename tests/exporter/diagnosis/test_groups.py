@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from testing.readings import RUN
@@ -18,9 +19,11 @@ Waits = Mapping[str, float]
 """By group what one rank waits in it, as a ratio of the step."""
 
 
-def waiting(waits: Mapping[int, Waits], clock: str = "host") -> RunFacts:
+def waiting(waits: Mapping[int, Waits], clock: str = "host", stages: Sequence[int] | None = None) -> RunFacts:
     """Return the facts of ranks that wait so, and compute for the rest of the step."""
     now = {rank: reading(rank, by_group, clock) for rank, by_group in waits.items()}
+    if stages:
+        now = {rank: replace(one, stage=stages[rank]) for rank, one in now.items()}
     return compare(RUN, {rank: RankReading(rank, 0.0, 0.0) for rank in waits}, now)
 
 
@@ -89,6 +92,19 @@ def test_a_slow_link_between_replicas_is_named() -> None:
 def test_groups_of_other_shapes_are_not_compared() -> None:
     waits = {rank: {PAIRS[rank // 2]: 0.1, f"{rank % 2},{rank % 2 + 2}": 0.5} for rank in range(4)}
     assert excess(waiting(waits)) == pytest.approx(0.0)
+
+
+def test_tensor_parallel_groups_of_different_stages_are_not_compared() -> None:
+    """The last stage also computes the loss. The links of its two pairs are equal."""
+    waits = {rank: {PAIRS[rank // 2]: 0.05 if rank < 4 else 0.2} for rank in range(8)}
+    stages = [0] * 4 + [1] * 4
+    assert excess(waiting(waits)) > 0.1
+    assert excess(waiting(waits, stages=stages)) == pytest.approx(0.0)
+    for rank in (6, 7):
+        waits[rank][PAIRS[3]] = 0.5
+    found = groups.slowest(waiting(waits, stages=stages))
+    assert found is not None
+    assert (found.name, found.excess) == ("6-7", pytest.approx(0.3))
 
 
 def test_a_group_with_a_rank_that_is_not_here_is_not_compared() -> None:

@@ -20,39 +20,57 @@ RANKS = 4
 TENSOR = {0: ("5", [0, 1]), 1: ("5", [0, 1]), 2: ("6", [2, 3]), 3: ("6", [2, 3])}
 PIPELINE = {0: ("7", [0, 2]), 1: ("8", [1, 3]), 2: ("7", [0, 2]), 3: ("8", [1, 3])}
 WORLD = ("0", [0, 1, 2, 3])
+PEER = {0: 2, 1: 3, 2: 0, 3: 1}
+"""The other rank of each rank's pipeline."""
 Entry = dict[str, Any]
 
 
 class Recorder:
     """The flight recorder of one rank with NCCL. Groups are numbered in the order of their creation."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, **groups: tuple[str, list[int]]) -> None:
         self.rank = rank
-        self._groups = {"default_pg": WORLD, "TENSOR": TENSOR[rank], "PIPELINE": PIPELINE[rank]}
+        self._groups = {"default_pg": WORLD, "TENSOR": TENSOR[rank], "PIPELINE": PIPELINE[rank], **groups}
         self._counts = {name: [0, 0] for name in self._groups}
         self.entries: list[Entry] = []
 
     def issue(self, group: str, operation: str = "all_reduce", completes: bool = True, peer: int | None = None) -> None:
         """Issue one operation; its peer is a rank of the run."""
-        name, ranks = self._groups[group]
         counts = self._counts[group]
         counts[0] += 1
         counts[1] += completes
-        if peer is not None:
-            arrow = "->" if operation == "send" else "<-"
-            operation = f"{operation} {ranks.index(self.rank)}{arrow}{ranks.index(peer)}"
+        self.record(group, self._title(group, operation, peer), completes, is_pairwise=peer is not None)
+
+    def issue_batch(self, group: str, completes: bool = True, **peers: int) -> None:
+        """Issue sends and receives as a batch. Only the entry at its end has a state."""
+        counts = self._counts[group]
+        counts[0] += 1
+        counts[1] += completes
+        for operation, peer in peers.items():
+            self.record(group, self._title(group, operation, peer), completes=False, is_pairwise=True)
+        self.record(group, "coalesced", completes, is_pairwise=True)
+
+    def record(self, group: str, title: str, completes: bool = True, is_pairwise: bool = False, **how: Any) -> None:
+        number = self._counts[group][0]
         self.entries.append(
             {
                 "record_id": len(self.entries),
                 "pg_id": [*self._groups].index(group),
-                "process_group": (name, group),
-                "collective_seq_id": 0 if peer is not None else counts[0],
-                "p2p_seq_id": counts[0] if peer is not None else 0,
-                "profiling_name": f"nccl:{operation}",
+                "process_group": (self._groups[group][0], group),
+                "collective_seq_id": 0 if is_pairwise else number,
+                "p2p_seq_id": number if is_pairwise else 0,
+                "profiling_name": f"nccl:{title}",
                 "state": "completed" if completes else "scheduled",
-                "is_p2p": peer is not None,
+                "is_p2p": is_pairwise,
+                **how,
             }
         )
+
+    def _title(self, group: str, operation: str, peer: int | None) -> str:
+        ranks = self._groups[group][1]
+        if peer is None:
+            return operation
+        return f"{operation} {ranks.index(self.rank)}{'->' if operation == 'send' else '<-'}{ranks.index(peer)}"
 
     def document(self, *, only_pending: bool, has_status: bool) -> dict[str, Any]:
         """Return the dump. torch can leave out completed operations, and older versions have no status."""
@@ -133,6 +151,98 @@ def test_numbers_of_sends_are_not_compared(tmp_path, form) -> None:
     assert first_line(write(tmp_path, recorders, form)) == "Rank 0 of 4 blocks the other ranks."
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_the_operations_of_a_completed_batch_are_complete_although_they_have_no_state(tmp_path, form, how) -> None:
+    """`batch_isend_irecv` with NCCL: stages that have exchanged their tensors wait for rank 3 in a collective."""
+    recorders = trained()
+    for _ in range(3):
+        for rank, peer in PEER.items():
+            recorders[rank].issue_batch("PIPELINE", send=peer, recv=peer)
+    for one in recorders[:3]:
+        one.issue("default_pg", completes=False)
+    line, why = explain_dumps(write(tmp_path, recorders, form, **how))
+    assert line == "Rank 3 of 4 blocks the other ranks."
+    assert "Rank 0 waits in all_reduce 4 of default_pg (ranks 0-3); in total 3 ranks wait for it" in why
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_batch_waits_for_all_its_peers(tmp_path, how) -> None:
+    """Rank 0 waits for rank 1 only in the second operation of its batch."""
+    groups = [("9", [0, 1, 2, 3])] * RANKS
+    recorders = [Recorder(rank, STAGES=groups[rank]) for rank in range(RANKS)]
+    recorders[0].issue_batch("STAGES", completes=False, send=2, recv=1)
+    recorders[2].issue_batch("STAGES", completes=False, recv=0)
+    recorders[1].issue("TENSOR")
+    recorders[3].issue("TENSOR")
+    line, why = explain_dumps(write(tmp_path, recorders, **how))
+    assert line == "Rank 1 of 4 blocks the other ranks."
+    assert "Rank 0 waits in a batch of sends and receives with ranks 1-2; in total 2 ranks wait for it" in why
+
+
+@pytest.mark.parametrize("how", [{"only_pending": True}, {}])
+def test_a_batch_without_its_end_is_waited_in(tmp_path, how) -> None:
+    """NCCL connects the ranks when the batch ends: the host may block before the end is recorded."""
+    recorders = trained()
+    recorders[0].issue_batch("PIPELINE", send=2)
+    for operation in ("recv 0<-1", "send 0->1"):
+        recorders[0].record("PIPELINE", operation, completes=False, is_pairwise=True, p2p_seq_id=9)
+    line, why = explain_dumps(write(tmp_path, recorders, **how))
+    assert line == "Rank 2 of 4 blocks the other ranks."
+    assert "Rank 0 waits in a batch of sends and receives with rank 2" in why
+
+
+@pytest.mark.parametrize("end", ["coalesced", "ALLGATHER_coalesced"])
+def test_a_batch_of_collectives_is_one_collective(tmp_path, form, end) -> None:
+    """`all_gather` of uneven sizes is a batch of broadcasts, without a state before its end."""
+    recorders = trained()
+    for completes in (True, False):
+        for one in recorders if completes else recorders[:3]:
+            one.issue("default_pg", "_broadcast_oop", completes=False)
+            one.record("default_pg", "_broadcast_oop", completes=False)
+            one.record("default_pg", end, completes=completes)
+    line, why = explain_dumps(write(tmp_path, recorders, form, has_status=False))
+    assert line == "Rank 3 of 4 blocks the other ranks."
+    assert f"Rank 0 waits in {end} 5 of default_pg" in why
+
+
+def test_an_operation_that_was_retired_without_completing_has_timed_out(tmp_path) -> None:
+    recorders = trained()
+    for one in recorders[:3]:
+        one.issue("default_pg", completes=False)
+        one.entries[-1]["retired"] = True
+    assert first_line(write(tmp_path, recorders)) == "Rank 3 of 4 blocks the other ranks."
+
+
+def test_groups_of_different_ranks_may_have_one_name(tmp_path, form) -> None:
+    """`split_group` of torch 2.5 to 2.8 gives all its parts the same name, such as the groups of a device mesh."""
+    pairs = [[0, 1], [0, 1], [2, 3], [2, 3]]
+    recorders = [Recorder(rank, mesh_tp=("3", pairs[rank])) for rank in range(RANKS)]
+    for one in recorders:
+        for _ in range(1 if one.rank < 2 else 5):
+            one.issue("mesh_tp")
+    recorders[2].issue("mesh_tp", completes=False)
+    line, why = explain_dumps(write(tmp_path, recorders, form))
+    assert line == "Rank 3 of 4 blocks the other ranks."
+    assert "Rank 2 waits in all_reduce 6 of mesh_tp (ranks 2-3)." in why
+
+
+def test_the_dumps_of_torch_2_3_have_one_number_and_lists_of_ranks(tmp_path) -> None:
+    recorders = trained()
+    for one in recorders[:3]:
+        one.issue("default_pg", completes=False)
+    for one in recorders:
+        document = one.document(only_pending=False, has_status=False)
+        document["pg_config"] = {0: WORLD[1], 1: TENSOR[one.rank][1]}
+        for entry in document["entries"]:
+            entry["seq_id"] = entry.pop("collective_seq_id")
+            for name in ("process_group", "p2p_seq_id", "is_p2p"):
+                del entry[name]
+        (tmp_path / f"nccl_trace_rank_{one.rank}").write_bytes(pickle.dumps(document))
+    line, why = explain_dumps(tmp_path)
+    assert line == "Rank 3 of 4 blocks the other ranks."
+    assert "Rank 0 waits in all_reduce 4 of group 0 (ranks 0-3); in total 3 ranks wait for it" in why
+
+
 def test_a_rank_without_a_dump_is_named_if_the_others_wait_for_it(tmp_path) -> None:
     recorders = trained()
     for one in recorders:
@@ -140,6 +250,52 @@ def test_a_rank_without_a_dump_is_named_if_the_others_wait_for_it(tmp_path) -> N
     line, why = explain_dumps(write(tmp_path, recorders[:3]))
     assert line == "Rank 3 of 4 blocks the other ranks."
     assert "Rank 3 is missing" in why
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_a_rank_with_a_part_of_a_dump_counts_as_missing(tmp_path, form, part) -> None:
+    """A rank that was killed while torch wrote its dump leaves a part of it."""
+    recorders = trained()
+    for one in recorders:
+        one.issue("default_pg", completes=False)
+    cut = write(tmp_path, recorders, form) / "nccl_trace_rank_1"
+    cut.write_bytes(cut.read_bytes()[: int(part * cut.stat().st_size)])
+    line, missing, note = explain_dumps(tmp_path)
+    assert line == "Rank 1 of 4 blocks the other ranks."
+    assert missing.startswith("Rank 1 is missing")
+    assert note.startswith(f"{cut}: not a dump of torch's flight recorder: ")
+    assert note.endswith(". Its rank counts as missing.")
+    with pytest.raises(DumpError, match="nccl_trace_rank_1"):
+        flight_recorder.read_dumps(tmp_path)
+
+
+def test_ranks_without_a_dump_are_named_in_one_line_after_the_known_ones(tmp_path) -> None:
+    """The dumps of one node show its late rank, and only that the ranks of the other nodes are unknown."""
+    world = ("0", [*range(64)])
+    recorders = [Recorder(rank, default_pg=world) for rank in range(RANKS)]
+    for one in recorders:
+        one.issue("default_pg", completes=False)
+    recorders[2].entries.clear()
+    recorders[2] = Recorder(2, default_pg=world)
+    line, why, missing = explain_dumps(write(tmp_path, recorders))
+    assert line == "Ranks 2,4-63 of 64 block the other ranks."
+    assert why.startswith("Rank 2 waits in no operation")
+    assert missing.startswith(
+        "Ranks 4-63 are missing: they have ended or run on another node. Rank 0 waits in all_reduce 1"
+    )
+    assert missing.endswith("in total 3 ranks wait for them, directly or through others.")
+
+
+@pytest.mark.parametrize("operation", ["recv", "send"])
+def test_two_ranks_that_only_wait_for_each_other_are_named(tmp_path, form, operation) -> None:
+    recorders = trained()
+    for rank, peer in ((0, 2), (2, 0)):
+        recorders[rank].issue("PIPELINE", operation, peer=peer, completes=False)
+    assert [*explain_dumps(write(tmp_path, recorders, form))] == [
+        "Ranks 0,2 of 4 block the other ranks.",
+        "Ranks 0,2 wait for each other: their order of operations differs, or their link fails. "
+        f"Rank 0 waits in a {operation} with rank 2.",
+    ]
 
 
 def test_if_all_ranks_are_in_the_same_collective_no_rank_is_blamed(tmp_path, form) -> None:
@@ -151,6 +307,29 @@ def test_if_all_ranks_are_in_the_same_collective_no_rank_is_blamed(tmp_path, for
     assert "broadcast 4 of default_pg (ranks 0-3)" in lines[1]
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_rank_whose_device_has_not_started_what_the_others_have_is_named(tmp_path, form, late) -> None:
+    """Torch records the start with TORCH_NCCL_ENABLE_TIMING."""
+    recorders = trained()
+    for one in recorders:
+        one.issue("default_pg", completes=False)
+        if one.rank != late:
+            one.entries[-1]["state"] = "started"
+    line, why = explain_dumps(write(tmp_path, recorders, form))
+    assert line == f"Rank {late} of 4 blocks the other ranks."
+    issued = f"Rank {late} has issued all_reduce 4 of default_pg (ranks 0-3)"
+    assert why.startswith(f"{issued}, but an earlier kernel on its device does not end.")
+    assert "in total 3 ranks wait for it" in why
+
+
+def test_if_all_devices_have_started_the_collective_no_rank_is_blamed(tmp_path) -> None:
+    recorders = trained()
+    for one in recorders:
+        one.issue("default_pg", completes=False)
+        one.entries[-1]["state"] = "started"
+    assert first_line(write(tmp_path, recorders)).startswith("No rank is late: 4 of 4 ranks")
+
+
 def test_ranks_that_call_different_operations_are_listed(tmp_path) -> None:
     recorders = trained()
     for one in recorders:
@@ -159,6 +338,38 @@ def test_ranks_that_call_different_operations_are_listed(tmp_path) -> None:
         "Ranks call different operations for collective 4 of default_pg (ranks 0-3): Ranks 0-1,3: all_reduce, "
         "Rank 2: broadcast."
     )
+
+
+def test_only_the_first_disagreement_of_a_group_is_listed_even_if_a_rank_has_completed_its_operation(tmp_path) -> None:
+    """The root of a broadcast does not wait for the others. All its later collectives have other numbers."""
+    recorders = trained()
+    for one in recorders:
+        if one.rank == 0:
+            one.issue("default_pg", "broadcast")
+        for _ in range(3):
+            one.issue("default_pg", completes=False)
+    lines = [line for line in explain_dumps(write(tmp_path, recorders)) if "different operations" in line]
+    assert lines == [
+        "Ranks call different operations for collective 4 of default_pg (ranks 0-3): Rank 0: broadcast, Ranks 1-3: "
+        "all_reduce."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operation", "is_listed"), [("all_reduce", True), ("_all_gather_base", True), ("gather", False)]
+)
+def test_ranks_that_give_different_sizes_are_listed_if_the_operation_needs_equal_ones(
+    tmp_path, form, operation, is_listed
+) -> None:
+    recorders = trained()
+    for one in recorders:
+        one.issue("default_pg", operation, completes=False)
+        one.entries[-1]["input_sizes"] = [[3, 4], [2]] if one.rank == 2 else [[16]]
+    listed = [line for line in explain_dumps(write(tmp_path, recorders, form)) if "different operations" in line]
+    assert listed == is_listed * [
+        "Ranks call different operations for collective 4 of default_pg (ranks 0-3): "
+        f"Ranks 0-1,3: {operation} of 16 elements, Rank 2: {operation} of 14 elements."
+    ]
 
 
 def test_if_no_rank_waits_no_rank_is_blamed(tmp_path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from testing.records import living_rank
 
 from rankscope.record import layout
+from rankscope_exporter.hangs import records
 from rankscope_exporter.hangs.command import show
 from rankscope_exporter.hangs.records import describe_dumps
 
@@ -18,11 +20,13 @@ GROUPS = ["0-2", "0-1"]
 
 
 @contextmanager
-def ranks(directory: Path, *slots: Mapping[str, float], run: str = "r") -> Iterator[None]:
+def ranks(
+    directory: Path, *slots: Mapping[str, float], run: str = "r", groups: Sequence[str] = GROUPS
+) -> Iterator[None]:
     """Start ranks whose records have these slots."""
     with ExitStack() as living:
         for rank, own in enumerate(slots):
-            labels = {"run": run, "rank": str(rank), "groups": GROUPS}
+            labels = {"run": run, "rank": str(rank), "groups": groups}
             living.enter_context(living_rank(directory, f"{run}.{rank}", own, **labels))
         yield
 
@@ -45,6 +49,71 @@ def test_a_rank_that_has_not_reached_a_collective_is_named(tmp_path, capsys, iss
     assert "Rank 0 waits in all_reduce 5 of group 0-2 (ranks 0-2); in total 2 ranks wait for it" in why
 
 
+@pytest.mark.parametrize(("issued", "line"), [(4.0, "Rank 2 of 3 blocks"), (5.0, "No rank is late: 2 of 3")])
+def test_a_group_whose_name_was_cut_off_has_the_ranks_that_use_it(tmp_path, capsys, issued, line) -> None:
+    with ranks(tmp_path, waiting(0, 5.0), waiting(0, 5.0), counted(issued), groups=["0,1,2,7,9…ab12cd34"]):
+        assert show(None, "r", [tmp_path]) == 0
+    found = capsys.readouterr().out
+    assert found.startswith(line)
+    assert "all_reduce 5 of group 0,1,2,7,9…ab12cd34 (ranks 0-2)" in found
+
+
+IN_RECV = {"collective_op": layout.OPS.index("recv") + 1.0, "collective_group": 0.0, "group_collectives": 5.0}
+
+
+def test_a_stage_that_is_in_no_operation_is_named_if_the_others_receive(tmp_path, capsys) -> None:
+    """Sends and receives are not counted: all ranks have issued as many collectives."""
+    with ranks(tmp_path, IN_RECV, counted(5.0), IN_RECV):
+        assert show(None, "r", [tmp_path]) == 0
+    line, why, *_ = capsys.readouterr().out.splitlines()
+    assert line == "Rank 1 of 3 blocks the other ranks."
+    assert why == (
+        "Rank 1 waits in no operation: it has not issued the next one. "
+        "Rank 0 waits in a recv of group 0-2 (ranks 0-2); in total 2 ranks wait for it, directly or through others."
+    )
+
+
+def outside(phase: str, issued: float) -> Mapping[str, float]:
+    """Return a rank whose host is in no collective, as with CUDA."""
+    return {"phase": layout.PHASES.index(phase), "group_collectives": issued}
+
+
+@pytest.mark.parametrize("phase", ["data_wait", "other", "device_wait", "forward"])
+@pytest.mark.parametrize("of_others", ["device_wait", "other", "forward"])
+def test_a_rank_that_has_issued_fewer_collectives_is_named_although_no_host_is_in_one(
+    tmp_path, capsys, phase, of_others
+) -> None:
+    """The device waits with CUDA and NCCL. `forward` may wait for it as well, at a place that no probe knows."""
+    with ranks(tmp_path, outside(of_others, 5.0), outside(phase, 3.0), outside(of_others, 5.0)):
+        assert show(None, "r", [tmp_path]) == 0
+    line, why, *_ = capsys.readouterr().out.splitlines()
+    assert line == "Rank 1 of 3 blocks the other ranks."
+    assert "it has issued 2 collectives fewer than the others. Rank 0 waits in collective 5 of group 0-2" in why
+
+
+def test_if_all_ranks_have_issued_as_many_and_none_is_in_a_collective_no_rank_is_blamed(tmp_path, capsys) -> None:
+    with ranks(tmp_path, outside("device_wait", 5.0), outside("data_wait", 5.0), outside("device_wait", 5.0)):
+        assert show(None, "r", [tmp_path]) == 0
+    line, phases, *_ = capsys.readouterr().out.splitlines()
+    assert line == "No hang in a collective: none of the 3 ranks waits in an operation."
+    assert phases == "Phases: rank 1 in data_wait; ranks 0,2 in device_wait."
+
+
+@pytest.mark.parametrize(("limit", "is_said"), [(7200.0, True), (1800.0, False)])
+def test_the_output_says_if_the_run_has_just_made_progress(tmp_path, capsys, monkeypatch, limit, is_said) -> None:
+    monkeypatch.setattr(records, "HANGS_AFTER", limit)
+    began = {"started_monotonic": time.monotonic() - 3600.0}
+    with ranks(tmp_path, outside("other", 5.0) | began, outside("other", 4.0) | began, outside("other", 5.0) | began):
+        assert show(None, "r", [tmp_path]) == 0
+    assert ("may not hang" in capsys.readouterr().out) is is_said
+
+
+def test_if_all_stages_send_or_receive_no_rank_is_blamed(tmp_path, capsys) -> None:
+    with ranks(tmp_path, IN_RECV, IN_RECV, IN_RECV):
+        assert show(None, "r", [tmp_path]) == 0
+    assert capsys.readouterr().out.startswith("No rank is late: 3 of 3 ranks wait")
+
+
 def test_the_run_has_to_be_named_if_there_are_several(tmp_path, capsys) -> None:
     with ranks(tmp_path, counted(1.0), run="a"), ranks(tmp_path, counted(1.0), run="b"):
         assert show(None, None, [tmp_path]) == 2
@@ -62,9 +131,22 @@ def test_the_run_has_to_be_named_if_there_are_several(tmp_path, capsys) -> None:
             "/fr/rank_RANK when NCCL's watchdog times out. Then run: rankscope hang /fr/rank_",
         ),
         ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/fr/x", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, "/fr/xRANK on request"),
+        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/fr/x", "TORCH_NCCL_DUMP_ON_TIMEOUT": "False"}, "/fr/xRANK on request"),
+        ({"TORCH_FR_DUMP_TEMP_FILE": "fr/rank_"}, "/job/fr/rank_RANK when NCCL's watchdog times out."),
+        ({"TORCH_FR_DUMP_TEMP_FILE": "fr/"}, "Then run: rankscope hang /job/fr/"),
         ({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/p/"}, "echo 1 > /p/RANK.pipe"),
+        ({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "p"}, "echo 1 > /job/pRANK.pipe"),
         ({}, "set TORCH_FR_DUMP_TEMP_FILE before the next start"),
+        ({"HOME": "/home/u"}, "/home/u/.cache/torch/comm_lib_trace_rank_RANK when NCCL's watchdog times out"),
+        ({"HOME": "/home/u", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}, "before torch 2.7, to /tmp/nccl_trace_rank_RANK"),
+        ({"HOME": "/home/u", "XDG_CACHE_HOME": "/c"}, "rankscope hang /c/torch/comm_lib_trace_rank_"),
     ],
 )
 def test_the_output_names_the_place_of_torchs_dumps(environment, text) -> None:
-    assert text in " ".join(describe_dumps(environment))
+    assert text in " ".join(describe_dumps(environment, Path("/job")))
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_without_a_buffer_torch_writes_no_dumps(name) -> None:
+    [line] = describe_dumps({"TORCH_FR_DUMP_TEMP_FILE": "/fr/rank_", name: "0"})
+    assert line.startswith("torch writes no flight recorder dumps")

@@ -77,6 +77,30 @@ def test_an_adapter_without_the_usual_counters_shows_its_own(node) -> None:
     assert "port_link_downs_total" not in found
 
 
+@pytest.mark.parametrize(
+    ("received", "transmitted", "error"),
+    [
+        ("rx_bytes", "tx_bytes", "to_retransmits"),  # bnxt_re
+        ("rx_bytes", "tx_bytes", "impaired_remote_conn_events"),  # efa
+        ("rx_rdma_ucast_bytes", "tx_rdma_ucast_bytes", "tx_rdma_ack_timeout"),  # ionic
+    ],
+)
+def test_the_counters_of_other_drivers_show_a_faulty_port(node, received, transmitted, error) -> None:
+    def write_ports(data: int, errors: int) -> None:
+        for number in range(4):
+            own = {received: data, transmitted: data, error: errors if number == 2 else 0}
+            for counter in (port(node.root, f"rdma{number}", hardware=own) / "counters").iterdir():
+                counter.unlink()
+
+    write_ports(7, 5)
+    found = node.wait()
+    assert found["port_received_bytes_total"]["rdma2",] == found["port_transmitted_bytes_total"]["rdma2",] == 7.0
+    assert found["port_errors_total"][error, "rdma2"] == 5.0
+    write_ports(10**12, 6005)
+    node.wait()
+    assert node.network.fault == PortFault("rdma2", "errors", 100.0)
+
+
 @pytest.mark.parametrize("text", ["", "N/A (no PMA)", "-1", "12 34", "\udcff"])
 def test_a_value_that_is_not_a_number_is_absent(node, text) -> None:
     directory = port(node.root, "mlx5_0")

@@ -36,7 +36,13 @@ def test_other_groups_are_not_a_pipeline(description) -> None:
 
 def test_combined_groups_of_megatron_are_not_a_pipeline() -> None:
     names = ["MODEL_PARALLEL_GROUP", "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "EMBEDDING_GROUP"]
-    assert stage(rank(group_descriptions=["", *names])) is None
+    assert coordinates(rank(group_descriptions=["", *names])) == {}
+    names = [
+        "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
+        "TENSOR_AND_CONTEXT_PARALLEL_GROUP",
+        "EXPERT_DATA_PARALLEL_GROUP",
+    ]
+    assert coordinates(rank(group_descriptions=["", *names])) == {}
 
 
 def test_a_part_of_the_run_whose_ranks_send_to_each_other_is_a_pipeline() -> None:
@@ -77,10 +83,55 @@ def test_the_stage_is_unknown_if_the_ranks_of_the_group_are_unknown() -> None:
         ["", "mesh_dp", "mesh_tp", "mesh_pp"],
         ["", "DATA_PARALLEL_GROUP", "TENSOR_MODEL_PARALLEL_GROUP", "PIPELINE_MODEL_PARALLEL_GROUP"],
         ["", "mesh_replicas", "mesh_tensor", "mesh_stages"],
+        ["", "mesh_data_parallel", "mesh_tensor_parallel", "mesh_pipeline_parallel"],
+        [
+            "",
+            "DATA_PARALLEL_GROUP_GLOO",
+            "TENSOR_MODEL_PARALLEL_GROUP",
+            "EMBEDDING_GROUP,PIPELINE_MODEL_PARALLEL_GROUP",
+        ],
     ],
 )
 def test_the_place_in_each_kind_of_parallelism_follows_from_the_groups_descriptions(descriptions) -> None:
     assert coordinates(rank(group_descriptions=descriptions)) == {"dp": 1, "tp": 0, "pp": 0}
+
+
+MESH = {"groups": ["0-7", "2,6", "0-3", "2-3", "0,2"]}
+"""Rank 2 of two replicas of four ranks, which may be two shards of two context-parallel ranks."""
+
+
+@pytest.mark.parametrize(
+    ("descriptions", "places"),
+    [
+        (["", "mesh_dp_replicate", "mesh_dp_shard"], {"dp": 2}),
+        (["", "mesh_replicate", "mesh_shard"], {"dp": 2}),
+        (["", "mesh_dp_replicate", "mesh_fsdp"], {"dp": 2}),
+        (["", "mesh_ddp", "mesh_fsdp"], {"dp": 2}),
+        (["", "mesh_dp", "mesh_fsdp"], {"dp": 2}),
+        (["", "mesh_ddp"], {"dp": 0}),
+        (["mesh_fsdp"], {"dp": 2}),
+        (["", "mesh_dp", "mesh_dp_shard_cp", "mesh_cp"], {"dp": 1, "cp": 0}),
+        (["", "mesh_dp_replicate", "mesh_dp_shard_cp", "mesh_cp"], {"dp": 1, "cp": 0}),
+        (["mesh_dp_cp", "mesh_dp_replicate", "mesh_dp_shard_cp", "mesh_cp"], {"dp": 1, "cp": 0}),
+        (["mesh_dp", "mesh_dp_replicate", "mesh_dp_shard"], {"dp": 2}),
+        (["mesh_batch", "mesh_efsdp", "mesh_ep"], {"dp": 2, "ep": 2}),
+        (["", "", "mesh_dp_shard"], {"dp": 2}),
+        (["", "mesh_dp_replicate"], {"dp": 0}),
+        (["", "", "DATA_PARALLEL_GROUP_WITH_CP", "CONTEXT_PARALLEL_GROUP"], {"dp": 1, "cp": 0}),
+        (["", "", "DATA_PARALLEL_GROUP_WITH_CP", "", "DATA_PARALLEL_GROUP"], {"dp": 1}),
+        (["", "", "DATA_PARALLEL_GROUP,EXPERT_MODEL_PARALLEL_GROUP"], {"dp": 2, "ep": 2}),
+        (["", "", "mesh_sp"], {"cp": 2}),
+        (["pipe", "data", "EXPERT_PARALLEL_GROUP", "tensor"], {"pp": 2, "dp": 0, "ep": 2, "tp": 0}),
+        (["", "", "EXPERT_DATA_PARALLEL_GROUP,EXPERT_TENSOR_PARALLEL_GROUP"], {}),
+    ],
+)
+def test_a_place_may_follow_from_several_groups_or_several_places_from_one(descriptions, places) -> None:
+    assert coordinates(rank(group_descriptions=descriptions, **MESH)) == places
+
+
+def test_the_second_replica_follows_the_first() -> None:
+    names = ["", "mesh_dp_replicate", "mesh_dp_shard"]
+    assert coordinates(rank(6, group_descriptions=names, groups=["0-7", "2,6", "4-7"])) == {"dp": 6}
 
 
 def test_without_descriptions_no_place_is_known() -> None:

@@ -5,19 +5,30 @@ from __future__ import annotations
 import gc
 import json
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from testing import programs
+from testing.leaving import leave
 from testing.torchrun import environment, forked
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rankscope.record import layout
 from rankscope.record.layout import OPS
 from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.text import is_label
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.groups import UNCOUNTED, Groups, bus_factors
+from rankscope.timeline.timeline import Timeline
 
 JOB = Path(__file__).parents[1] / "jobs" / "standing_still.py"
 DEADLINE = 60.0  # seconds
@@ -246,10 +257,98 @@ def test_a_group_has_the_scripts_description(groups: Groups) -> None:
     assert groups.descriptions == ["mesh_dp", "mesh_pp", ""]
 
 
+def test_a_group_has_the_descriptions_of_all_process_groups_of_its_ranks(groups: Groups) -> None:
+    """Megatron's embedding group has the ranks of its pipeline group if there are two stages, and is used first."""
+    for description in ("default_pg", "EMBEDDING_GROUP", "PIPELINE_GROUP", "undefined", "EMBEDDING_GROUP"):
+        groups.count_next(Described("0-3", description))
+    assert groups.descriptions == ["EMBEDDING_GROUP,PIPELINE_GROUP"]
+    for number in range(10):
+        groups.count_next(Described("0-3", f"{number}" * 30))
+    [description] = groups.descriptions
+    assert description.startswith("EMBEDDING_GROUP,PIPELINE_GROUP,000")
+    assert is_label(description)
+
+
 def test_a_long_or_missing_description_is_accepted(groups: Groups) -> None:
     groups.count_next(Described("0-1", "x\n" * 100))
     groups.count_next(UncountedProcessGroup())
     assert groups.descriptions == ["", ("x?" * 100)[:48]]
+
+
+@pytest.fixture
+def one_of_four(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
+    """Make this process rank 0 of four; the others do not exist."""
+    monkeypatch.setenv("RANKSCOPE_RUN", "alone")  # there is no other rank to agree with on a name
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield timeline
+    leave()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names", "described"),
+    [
+        ([0, 1, 2, 3], ("pp",), {"0-3": "mesh_pp"}),
+        ([0, 1, 2, 3], None, {"0-3": ""}),
+        ([[0, 1], [2, 3]], ("dp", "tp"), {"0-3": "", "0,2": "mesh_dp", "0-1": "mesh_tp"}),
+        ([0, 1], ("tp",), {"0-3": "", "0-1": "mesh_tp"}),
+    ],
+)
+def test_a_mesh_with_one_dimension_describes_the_group_of_all_ranks(
+    one_of_four: Timeline, ranks: list[Any], names: tuple[str, ...] | None, described: dict[str, str]
+) -> None:
+    """Torch uses the default group for it, and does not describe that."""
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=names)
+    for group in (dist.group.WORLD, *mesh.get_all_groups()):
+        dist.all_reduce(torch.ones(1), group=group)
+    groups = one_of_four.groups
+    assert dict(zip(groups.names, groups.descriptions, strict=True)) == described
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **variables: object) -> None:
+    """Import a module of a framework that has these variables."""
+    found = ModuleType(name)
+    vars(found).update(variables)
+    monkeypatch.setitem(sys.modules, name, found)
+
+
+def test_a_group_that_torch_does_not_describe_is_described_by_the_frameworks_variable(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Described("0-3", "default_pg")
+    stages, tensor, data, own = (Described(name, "undefined") for name in ("0,2", "0-1", "1,3", "2-3"))
+    described, experts = Described("1-2", "mesh_tp"), Described("0,3", "undefined")
+    module(
+        monkeypatch,
+        "megatron.core.parallel_state",
+        _PIPELINE_MODEL_PARALLEL_GROUP=[stages],
+        _TENSOR_MODEL_PARALLEL_GROUP=tensor,
+        _DATA_PARALLEL_GROUP_WITH_CP=data,
+        _MODEL_PARALLEL_GROUP=described,
+    )
+    module(monkeypatch, "deepspeed.utils.groups", _EXPERT_PARALLEL_GROUP={"ep_size_2": experts}, mpu=None)
+    for group in (whole, stages, tensor, data, own, described, experts):
+        groups.count_next(group)
+    assert dict(zip(groups.names, groups.descriptions, strict=True)) == {
+        "0-3": "",
+        "0,2": "PIPELINE_MODEL_PARALLEL_GROUP",
+        "0-1": "TENSOR_MODEL_PARALLEL_GROUP",
+        "1,3": "DATA_PARALLEL_GROUP_WITH_CP",
+        "2-3": "",
+        "1-2": "mesh_tp",
+        "0,3": "EXPERT_PARALLEL_GROUP",
+    }
+
+
+@pytest.mark.parametrize(("attribute", "description"), [("pp_proc_group", "pipe"), ("dp_proc_group", "data")])
+def test_the_groups_of_deepspeeds_grid_are_described_by_its_axes(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch, attribute: str, description: str
+) -> None:
+    """A pipeline over all ranks: DeepSpeed sends in the default group, and has another group of the same ranks."""
+    other = Described("0-3", "undefined")
+    module(monkeypatch, "deepspeed.utils.groups", mpu=SimpleNamespace(**{attribute: other}))
+    groups.count_next(Described("0-3", "default_pg"))
+    groups.count_next(other)
+    assert groups.descriptions == [description]
 
 
 def test_a_group_whose_description_raises_is_counted(groups: Groups) -> None:

@@ -1,4 +1,8 @@
-"""The default process group: its creation, replacement and destruction."""
+"""The default process group: its creation, replacement and destruction, and the name of a mesh that uses it.
+
+torch describes the groups of a device mesh by the names of their dimensions, but not the default group, which a mesh
+with one dimension uses.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
+from rankscope.probes.span import Arguments, around
 from rankscope.timeline.timeline import Timeline
 
 DESTROY_FUNCTION = "destroy_process_group"
@@ -31,4 +37,13 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
         return watched
 
-    return [replace(distributed_c10d, "_update_default_pg", wrap)]
+    def describe(_call: bool, args: Arguments, _result: None, returned: bool) -> None:
+        mesh = args[0]
+        if returned and mesh.mesh_dim_names and mesh.ndim == 1 and mesh.size() == dist.get_world_size() > 1:
+            timeline.groups.describe_default(f"mesh_{mesh.mesh_dim_names[0]}")
+
+    watch_mesh = around(guard, lambda _args, _kwargs: dist.is_initialized(), describe)
+    return [
+        replace(distributed_c10d, "_update_default_pg", wrap),
+        replace(DeviceMesh, "__init__", watch_mesh),
+    ]

@@ -1,7 +1,8 @@
 """The groups of ranks that this rank synchronizes with: their names, indices in the record and sequence numbers.
 
 A group is identified by its ranks. Two process groups of the same ranks (such as one for NCCL and one for gloo) share
-an index, and their sequence numbers are added, which has the same result on every rank of the group.
+an index, and their sequence numbers are added, which has the same result on every rank of the group. The group has the
+descriptions of both: with two stages, Megatron's embedding group has the ranks of its pipeline group.
 
 Sequence numbers are torch's own if the backend counts (gloo, NCCL, UCC): torch also counts collectives that DDP and
 compiled code issue in C++, where no patch sees them. Gloo also counts operations between two ranks of a group. These
@@ -20,14 +21,15 @@ from rankscope.guard import logger
 from rankscope.process import identity
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
-from rankscope.record.text import replace_unprintable
+from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 from rankscope.record.writer import RankWriter
+from rankscope.timeline.framework_groups import describe_by_framework
 
 GROUP_COLLECTIVES = INDEX["group_collectives"]
 GROUP_WAIT = INDEX["group_wait_seconds"]
 NAME_LIMIT = 128  # characters: MAX_GROUPS such names fit into the info
 DESCRIPTION_LIMIT = 48
-UNDESCRIBED = ("undefined", "default_pg")  # torch's descriptions of a group without one, and of the default group
+UNDESCRIBED = ("", "undefined", "default_pg")  # torch's descriptions of a group without one, and of the default group
 UNCOUNTED = layout.MAX_GROUPS  # the index of groups that do not fit into the record
 
 
@@ -78,7 +80,7 @@ class Groups:
 
     def __init__(self, writer: RankWriter) -> None:
         self.names: list[str] = []
-        self.descriptions: list[str] = []  # of each name, torch's description of the group
+        self.descriptions: list[str] = []  # of each name, torch's descriptions of its process groups, with commas
         self.pairwise: list[str] = []  # indices of groups whose ranks send to each other, such as a pipeline's
         self.on_new: Callable[[], None] | None = None  # called when a name is added
         self.on_default: Callable[[bool], object] = lambda _: None  # called when the default group is made or destroyed
@@ -98,6 +100,10 @@ class Groups:
     def notice_default(self, exists: bool) -> None:
         """Notify the listener that the default group was made or destroyed."""
         self.on_default(exists)
+
+    def describe_default(self, description: str) -> None:
+        """Add a description of the group of all ranks."""
+        self._index_of(identity.group_name(), replace_unprintable(description, DESCRIPTION_LIMIT))
 
     def find(self, process_group: Any) -> Group:
         """Return the group of a torch process group."""
@@ -178,8 +184,10 @@ class Groups:
             return UNCOUNTED
         if name in self.names:
             index = self.names.index(name)
-            if description and not self.descriptions[index]:
-                self.descriptions[index] = description
+            known = self.descriptions[index].split(",") if self.descriptions[index] else []
+            joined = ",".join((*known, description))
+            if description and description not in known and len(joined) <= LABEL_LIMIT:
+                self.descriptions[index] = joined
                 self._announce()
             return index
         if len(self.names) == layout.MAX_GROUPS:
@@ -213,5 +221,5 @@ def _description(process_group: Any) -> str:
     try:
         description = replace_unprintable(str(process_group.group_desc), DESCRIPTION_LIMIT)
     except (AttributeError, RuntimeError):  # an older torch, or a process group without a backend
-        return ""
-    return "" if description in UNDESCRIBED else description
+        description = ""
+    return describe_by_framework(process_group) if description in UNDESCRIBED else description

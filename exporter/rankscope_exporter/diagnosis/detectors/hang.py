@@ -23,12 +23,20 @@ from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
-from rankscope_exporter.diagnosis.waits import Operation, Position, blocking_ranks, collectives_behind, waits
+from rankscope_exporter.diagnosis.waits import (
+    Operation,
+    Position,
+    blocking_ranks,
+    collectives_behind,
+    unfinished_group,
+    waits,
+    with_unused_groups,
+)
 
 KIND = "hang"
 INSIDE = "inside_collective"
-Issued = Mapping[str, Mapping[int, float]]
-"""The number of issued collectives by group and rank."""
+Issued = Mapping[int, Mapping[str, float]]
+"""The number of issued collectives by rank and group."""
 SHOWN_AFTER = 5.0  # seconds without progress; shown long before it is a finding
 
 
@@ -77,29 +85,27 @@ def _planned_limit(pace: float | None, phase: str, thresholds: Thresholds) -> fl
 
 def ranks_behind(run: RunFacts) -> dict[int, float]:
     """Return the ranks that the others finally wait for, and how many collectives each is behind in one group."""
-    issued: dict[str, dict[int, float]] = defaultdict(dict)
-    for one in run.ranks:
-        for group, count in one.now.issued.items():
-            issued[group][one.rank] = count
+    issued = with_unused_groups({one.rank: one.now.issued for one in run.ranks})
     # A rank outside of collectives may have one in flight. It does not wait for it if other ranks wait for the rank.
     late = _blocking_ranks(run, issued, _is_waiting) or _blocking_ranks(run, issued, lambda _: True)
-    by_rank = {one.rank: one.now.issued for one in run.ranks}
-    return {rank: count for rank in late if (count := collectives_behind(rank, by_rank)) > 0.0}
+    return {rank: count for rank in late if (count := collectives_behind(rank, issued)) > 0.0}
 
 
 def _blocking_ranks(run: RunFacts, issued: Issued, is_waiting: Callable[[RankFacts], bool]) -> set[int]:
     positions = [
-        Position(one.rank, one.now.issued, waits_in=_operation(one, issued) if is_waiting(one) else None)
+        Position(one.rank, issued[one.rank], waits_in=_operation(one, issued) if is_waiting(one) else None)
         for one in run.ranks
     ]
-    waiting = waits(positions, {group: list(counts) for group, counts in issued.items()})
-    return {rank for ranks in blocking_ranks(waiting) if len(ranks) == 1 for rank in ranks}
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank, counts in issued.items():
+        for group in counts:
+            groups[group].append(rank)
+    return {rank for ranks in blocking_ranks(waits(positions, groups)) if len(ranks) == 1 for rank in ranks}
 
 
 def _operation(one: RankFacts, issued: Issued) -> Operation | None:
     """Return the collective that a rank is in. If that is unknown, choose one that another rank has not issued."""
-    lacking = (name for name, count in one.now.issued.items() if count > min(issued[name].values()))
-    group = one.now.collective or next(lacking, "")
+    group = one.now.collective or unfinished_group(one.rank, issued) or ""
     count = one.now.issued.get(group)
     return None if count is None else Operation("", group, count)
 

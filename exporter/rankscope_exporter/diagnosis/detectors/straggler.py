@@ -9,7 +9,7 @@ most, if that is more than `cause` times the lag. For slow computation it is one
 - `throttled`: its GPU is throttled, for longer or to a lower clock than the GPUs of its peers
 - `foreign_process`: its GPU is shared with a process that is not a rank
 - `cpu_contention`: its training thread waits for CPU time, for more than `cause` times the lag
-- `aggregation`: rank 0 sends more bytes in collectives than rank 1, or its GPU is busier and uses more memory
+- `aggregation`: rank 0 sends more bytes in collectives than its next peer, or its GPU is busier and uses more memory
 - `expert_imbalance`: it sends more bytes in all_to_all than its peers, because more tokens are routed to its experts
 
 The method of comparing waits is that of straggler detection in synchronous training (Greyhound, ATC'25; "Understanding
@@ -85,7 +85,7 @@ def _cause(
     phase = largest if excess.get(largest, 0.0) > needed else UNKNOWN
     reason = _slow_device(run, one, others, needed, thresholds) if phase in SLOW_DEVICE else None
     is_foreign = reason == "foreign_process"
-    if phase not in NOT_AGGREGATION and _aggregates(run, one, thresholds, is_foreign=is_foreign):
+    if phase not in NOT_AGGREGATION and _aggregates(one, others, thresholds, is_foreign=is_foreign):
         return "aggregation"
     if phase in SLOW_DEVICE and reason is None and _has_more_tokens(one, others, thresholds):
         return "expert_imbalance"
@@ -122,11 +122,11 @@ def _slow_device(
     return "cpu_contention" if own is not None and own - fmean(queues) > needed else None
 
 
-def _aggregates(run: RunFacts, one: RankFacts, thresholds: Thresholds, *, is_foreign: bool) -> bool:
-    first = next((other for other in run.ranks if other.rank == 1), None)
-    if one.rank != 0 or first is None:
+def _aggregates(one: RankFacts, others: Sequence[RankFacts], thresholds: Thresholds, *, is_foreign: bool) -> bool:
+    """Return whether rank 0 has the work of all ranks as well. The first stage also sends more than the next one."""
+    if one.rank != 0:
         return False
-    both = one, first
+    both = one, min(others, key=lambda other: other.rank)
     own_bytes, other_bytes = (sum(each.spent.collectives.bytes.values()) - exchanged_bytes(each) for each in both)
     if own_bytes > thresholds.aggregation * other_bytes:
         return True

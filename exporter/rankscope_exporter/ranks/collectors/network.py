@@ -17,7 +17,7 @@ from rankscope_exporter.ranks.network_ports import SYSFS, read_adapters, read_in
 from rankscope_exporter.ranks.rank import Scan
 
 READ_INTERVAL = 5.0
-"""Seconds between two readings. Each of 13 counters takes about 30 µs, since the adapter's firmware answers."""
+"""Seconds between two readings. Each of some 13 counters takes about 30 µs, since the adapter's firmware answers."""
 WINDOW = 60.0
 """Seconds of the window in which faults are detected."""
 LABELS = ("port",)

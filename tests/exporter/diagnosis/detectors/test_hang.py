@@ -69,6 +69,17 @@ def test_the_rank_at_the_end_of_a_chain_of_groups_is_named() -> None:
     assert (found.place.rank, found.evidence["ranks_behind"]) == (2, 1.0)
 
 
+@pytest.mark.parametrize("phase", ["collective_wait", "device_wait", "forward"])
+def test_a_rank_that_has_not_used_a_group_yet_has_issued_nothing_in_it(phase) -> None:
+    """The first collective of a group hangs, such as the first exchange between experts."""
+    first = counted(
+        {"0-3": 9.0, "0-2:2": 1.0}, {"0-3": 9.0, "1-3:2": 1.0}, {"0-3": 9.0}, {"0-3": 9.0, "1-3:2": 1.0}, phase=phase
+    )
+    found = hanging(hang("backward"), adjust=first)
+    assert found
+    assert (found.place.rank, found.evidence["behind"], found.evidence["ranks_behind"]) == (2, 1.0, 1.0)
+
+
 def test_without_counts_a_rank_outside_of_collectives_is_named() -> None:
     found = hanging(hang("data_wait", 2), adjust=lambda reading: replace(reading, issued={}))
     assert found

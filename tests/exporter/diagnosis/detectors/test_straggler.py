@@ -189,6 +189,17 @@ def test_rank_0_that_sends_more_in_collectives_than_rank_1_aggregates(phase) -> 
     assert cause(adjusted(2, sends_more), phase, rank=2) == phase
 
 
+@pytest.mark.parametrize("change", ["sends_more", "full"])
+def test_a_rank_0_that_does_no_more_than_its_stage_does_not_aggregate(change) -> None:
+    """Ranks 0 and 2 are the first stage, which also has the embedding."""
+
+    def staged(reading: RankReading) -> RankReading:
+        own = {"sends_more": sends_more, "full": full}[change](reading) if reading.rank in (0, 2) else reading
+        return replace(own, stage=reading.rank % 2)
+
+    assert cause(Training(4, adjust=staged), "backward", rank=0) == "backward"
+
+
 def test_rank_0_whose_gpu_is_busier_and_fuller_aggregates_without_a_foreign_process() -> None:
     assert cause(adjusted(0, full), "other", rank=0) == "aggregation"
     assert cause(adjusted(0, lambda reading: foreign(full(reading))), rank=0) == "foreign_process"
