@@ -72,7 +72,8 @@ def timed(iterable: Iterable[Item]) -> Iterator[Item]:
     anyway.
     """
     iterator, attachment = iter(iterable), _attachment()
-    return iterator if attachment is None else attachment.timed(iterator) or iterator
+    watched = None if attachment is None else attachment.timed(iterator)
+    return iterator if watched is None else watched  # `or` would call its `__bool__` or `__len__`, which may raise
 
 
 def _attachment() -> Attachment | None:
