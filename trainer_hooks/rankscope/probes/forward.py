@@ -71,7 +71,7 @@ class TrainedModules:
 
     def _add(self, module: torch.nn.Module) -> None:
         self.ids.add(id(module))
-        self._job.model = weakref.ref(module)
+        self._job.model = self._job.last_model = weakref.ref(module)
         weakref.finalize(module, self.ids.discard, id(module)).atexit = False  # before its id is reused
 
 

@@ -30,7 +30,6 @@ from rankscope.record.layout import BACKWARD, FORWARD, INDEX, OPTIMIZER
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import OPTIMIZER_STEP, SCRIPT
 from rankscope.timeline.timeline import Timeline
-from rankscope.timeline.turns import Turns
 
 MICRO_STEPS = INDEX["micro_steps"]
 FIRST_PHASES = frozenset({FORWARD, BACKWARD})  # that a step may begin with
@@ -52,7 +51,8 @@ class StepMarker:
         self._steps = timeline.steps
         self._guard = guard
         self._open: dict[int, Phases | None] = {}
-        self._count_turn = Turns(on_change=self._note_marking).count
+        self._count_turn = self._steps.turns.count
+        self._steps.turns.on_change = self._note_marking
         self._concurrent_threads: set[int] = set()  # threads that train at the same time as the followed one
         # The last thread that stepped without being followed, and the timeline's last event then.
         self._last_unfollowed = (0, 0.0)
@@ -113,12 +113,13 @@ class StepMarker:
     def follow(self, phase: int) -> bool:
         """Follow the training to another thread that begins a step after the followed thread has ended one.
 
-        The threads of a pool alternate like that. Threads that train at the same time do not; one of them is followed.
+        Also if it begins another part of a step while the followed thread waits. The threads of a pool alternate like
+        that. Threads that train at the same time do not; one of them is followed.
         """
         thread = get_ident()
         if phase not in FIRST_PHASES or thread in self._concurrent_threads or not is_grad_enabled():
             return False
-        if self._steps.is_between:
+        if self._steps.is_between or self._timeline.is_waiting_for_thread:
             self._timeline.adopt()
             return True
         if len(self._concurrent_threads) < MOST_THREADS:
@@ -128,12 +129,13 @@ class StepMarker:
     def _enter_on_new_thread(self) -> Phases | None:
         """Follow the training to this thread if the followed thread did nothing between two steps of this one.
 
-        A notebook trains in one thread and later in another. A framework's own training thread is followed from its
-        first step on. Of two threads that train at the same time, one is followed.
+        Also if it waits for a thread. A notebook trains in one thread and later in another. A framework's own training
+        thread is followed from its first step on. Of two threads that train at the same time, one is followed.
         """
         timeline = self._timeline
         seen = get_ident(), timeline.last_event
-        if self._steps.has_started and (seen != self._last_unfollowed or timeline.open_phases[1] is not None):
+        is_active = seen != self._last_unfollowed or timeline.open_phases[1] is not None
+        if self._steps.has_started and is_active and not timeline.is_waiting_for_thread:
             self._last_unfollowed = seen
             return None
         timeline.adopt()

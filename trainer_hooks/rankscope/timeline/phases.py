@@ -7,6 +7,8 @@ since the start of the record.
 
 from __future__ import annotations
 
+import concurrent.futures.thread
+import selectors
 import sys
 import threading
 from collections.abc import Callable, Collection
@@ -27,6 +29,9 @@ NO_ABSORBER: Absorber = (-1, -1)
 
 # A phase kept open for the next wait: the key of that wait, and the value that the wait gets.
 Kept = tuple[int | None, Any]
+
+# Of the code in which a thread waits for another one: locks, futures and queues, thread pools, event loops.
+WAITING_FILES = frozenset(str(module.__file__) for module in (threading, concurrent.futures.thread, selectors))
 
 NO_BACKWARD = -1  # torch's graph task ID outside a backward pass
 
@@ -258,6 +263,14 @@ class PhaseClock:
             if phase in phases:
                 return True
         return False
+
+    @property
+    def is_waiting_for_thread(self) -> bool:
+        """True if no phase is open and the followed thread has ended or waits for another one. Takes about 10 µs."""
+        if self.open_phases[1] is not None or self._owner is None:
+            return False
+        frame = sys._current_frames().get(self._owner)  # noqa: SLF001 - the documented name
+        return frame is None or frame.f_code.co_filename in WAITING_FILES
 
     def adopt(self) -> None:
         """Record the calling thread's time from now on, because it trains."""
