@@ -88,9 +88,10 @@ and 102, …), as the outermost modules that the training thread calls, and the 
 another optimizer steps, when no known module is called, and in the first, tenth, … evaluation of the model.
 
 A pass is `evaluation` if gradients are off, the module is in evaluation mode, and the same module trains in training
-mode, or is part of one that does and was in training mode before its `eval()`. This covers the validation of plain loops, of rank 0 alone, and with `ddp.module`. Generating samples from the
-model in this way (`model.eval()` and `no_grad`, as in RLHF) is `evaluation`, too. Time between such passes has its own
-phase; `rankscope.phase("evaluation")` around all of it assigns it to `evaluation`.
+mode. So is a pass of its parts, if they were in training mode before its `eval()`. This covers the validation of plain
+loops, of rank 0 alone, and with `ddp.module` or a method of the model. Generating samples from the model in this way
+(`model.eval()` and `no_grad`, as in RLHF) is `evaluation`, too. Time between such passes has its own phase;
+`rankscope.phase("evaluation")` around all of it assigns it to `evaluation`.
 
 A pass of a module that never trains is `forward`: a teacher, a reference model, a frozen encoder, an average of the
 weights (EMA). So is a pass without gradients in training mode. If the script calls a method instead of the module, the

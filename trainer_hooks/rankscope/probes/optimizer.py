@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.record.layout import BACKWARD, FORWARD, INDEX, OPTIMIZER
+from rankscope.record.layout import BACKWARD, COLLECTIVE_WAIT, FORWARD, INDEX, OPTIMIZER
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import OPTIMIZER_STEP, SCRIPT
 from rankscope.timeline.timeline import Timeline
@@ -116,6 +116,8 @@ class StepMarker:
         Also if it begins another part of a step while the followed thread waits. The threads of a pool alternate like
         that. Threads that train at the same time do not; one of them is followed.
         """
+        if phase == COLLECTIVE_WAIT:  # the followed thread waits for a thread that waits for other ranks
+            return self._timeline.is_waiting_for_thread
         thread = get_ident()
         if phase not in FIRST_PHASES or thread in self._concurrent_threads or not is_grad_enabled():
             return False
