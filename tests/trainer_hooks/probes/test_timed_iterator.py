@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -126,6 +127,24 @@ def test_a_stream_loader_in_timed_is_iterated_as_without_the_hook(timeline: Time
 
     assert [len(batch) for batch in rankscope.timed(DataLoader(Stream(), batch_size=8))] == [8, 8, 4]
     assert value(timeline, "steps") == 0
+
+
+def test_the_start_of_an_epoch_is_data_wait(timeline: Timeline) -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[Any]:
+            time.sleep(0.05)
+            return iter([1, 2])
+
+    rankscope.step()
+    assert list(rankscope.timed(Loader())) == [1, 2]
+    assert seconds(timeline, layout.DATA_WAIT) >= 0.05
+
+
+def test_an_object_that_cannot_be_iterated_raises_as_without_the_hook(timeline: Timeline) -> None:
+    rankscope.step()
+    with pytest.raises(TypeError, match="not iterable"):
+        rankscope.timed(7)  # type: ignore[arg-type]
+    assert timeline.open_phases == (layout.OTHER, None)
 
 
 class Restarting(Reader):

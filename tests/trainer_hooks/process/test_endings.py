@@ -118,7 +118,7 @@ def framework():
 
 framework()
 """
-REPLACED_IN_VAIN = """
+MISSING_PROGRAM = """
 try:
     os.execv("/missing", ["missing"])
 except OSError:
@@ -161,7 +161,7 @@ ENDS = {
     "os._exit with a status": ("os._exit(3)", "exception", 3),
     "os._exit with the status of a signal": ("os._exit(143)", "finished", 143),
     "another program in this process": ("os.execvp('true', ['true'])", "finished", 0),
-    "another program that is missing": (REPLACED_IN_VAIN, "killed", -9),
+    "another program that is missing": (MISSING_PROGRAM, "killed", -9),
     "os._exit of a forked child": (FORKED_EXIT, "finished", 0),
     "an exception": ("raise KeyError('lost')", "exception", 1),
     "an exception with an excepthook that calls no other": (
