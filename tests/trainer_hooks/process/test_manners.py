@@ -200,6 +200,34 @@ def test_a_step_accumulated_by_several_threads_is_counted() -> None:
         one.shutdown()
 
 
+def test_a_thread_that_runs_another_model_does_not_take_the_steps() -> None:
+    """Run a model with gradients in another thread, which is busy afterwards, between the steps of the main thread."""
+    rankscope.instrument()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    has_run, may_run = threading.Event(), threading.Semaphore(0)
+    is_done = False
+
+    def score() -> None:
+        while not is_done:
+            if may_run.acquire(blocking=False):
+                model(torch.randn(8, 4))
+                has_run.set()
+
+    other = threading.Thread(target=score)
+    other.start()
+    for _ in range(40):
+        model(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+        has_run.clear()
+        may_run.release()
+        has_run.wait()
+    is_done = True
+    other.join()
+    steps = attachment().timeline.steps
+    assert (steps.count, steps.micro_steps) == (40, 40)
+
+
 def test_a_thread_that_evaluates_between_steps_is_not_followed() -> None:
     rankscope.instrument()
     model = torch.nn.Linear(4, 1)

@@ -30,8 +30,9 @@ NO_ABSORBER: Absorber = (-1, -1)
 # A phase kept open for the next wait: the key of that wait, and the value that the wait gets.
 Kept = tuple[int | None, Any]
 
+WAITING_MODULES = (threading, concurrent.futures.thread, concurrent.futures._base, selectors)  # noqa: SLF001 - no public name
 # Of the code in which a thread waits for another one: locks, futures and queues, thread pools, event loops.
-WAITING_FILES = frozenset(str(module.__file__) for module in (threading, concurrent.futures.thread, selectors))
+WAITING_FILES = frozenset(str(module.__file__) for module in WAITING_MODULES)
 
 NO_BACKWARD = -1  # torch's graph task ID outside a backward pass
 
@@ -272,12 +273,13 @@ class PhaseClock:
         frame = sys._current_frames().get(self._owner)  # noqa: SLF001 - the documented name
         return frame is None or frame.f_code.co_filename in WAITING_FILES
 
-    def adopt(self) -> None:
-        """Record the calling thread's time from now on, because it trains."""
-        thread = get_ident()
-        if self._owner not in (None, thread):
+    def adopt(self) -> int | None:
+        """Record the calling thread's time from now on, because it trains. Return the thread followed before."""
+        before, thread = self._owner, get_ident()
+        if before not in (None, thread):
             self._owner = thread
             self._find_usual_owner()
+        return before
 
     def stop(self) -> None:
         """Ignore every event from now on."""
