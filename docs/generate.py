@@ -75,8 +75,7 @@ A step ends when the optimizer that marks the steps has finished its `step()`. O
   the histogram, and are not compared with the steps of other ranks.
 - If no optimizer steps in 100 backward passes (or twice the longest gap, if that is more), each pass is a step,
   including these, until an optimizer steps. This also applies to the first passes of a loop that accumulates more than
-  100. Once an optimizer has stepped, it applies neither in evaluation mode nor after a gradient scaler has skipped
-  steps.
+  100. Once an optimizer has stepped, it applies neither in evaluation mode nor in a job with a gradient scaler.
 - After the first call of `rankscope.step()`, only that ends a step.
 
 {ranks}

@@ -134,6 +134,18 @@ def test_a_loop_that_accumulates_over_many_passes_has_a_step_per_update(network:
     assert [count - seen[0] for count in seen] == [0, 1, 2, 3]
 
 
+def test_passes_whose_steps_a_gradient_scaler_skips_are_not_steps(network: torch.nn.Module) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss = network(torch.ones(4, 4)).square().mean()
+        scaler.scale(loss if number < 5 else loss * float("inf")).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert snapshot()["steps"] == 5
+
+
 def test_passes_of_an_evaluation_after_steps_of_an_optimizer_are_not_steps(network: torch.nn.Module) -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     for _ in range(2):

@@ -23,7 +23,7 @@ STEPS = INDEX["steps"]
 MICRO_STEPS = INDEX["micro_steps"]
 SAMPLES = INDEX["samples"]
 TOKENS = INDEX["tokens"]
-SKIPPED = INDEX["amp_skipped_steps"]
+AMP_SCALE = INDEX["amp_scale"]
 STEP_SECONDS = INDEX["step_seconds"]
 STEP_BUCKETS = INDEX["step_buckets"]
 # In an entry of the ring: the copied slots, and among them the seconds of forward passes.
@@ -166,14 +166,14 @@ class Steps:
         """Handle the end of a backward pass, if there have been more than `check_after` in all.
 
         After many of these passes without a step each counts as a step, including the earlier ones: an optimizer may be
-        compiled after its first steps. Not passes of an evaluation (of attacks, of explanations), nor those whose steps
-        a gradient scaler skips.
+        compiled after its first steps. Not passes of an evaluation (of attacks, of explanations), nor those of a job
+        with a gradient scaler, which may skip any number of steps.
         """
         if self.marker == SCRIPT:
             self.check_after = inf
             return
         passes = self.turns.passes_without_step(self.micro_steps)
-        if self.marker == OPTIMIZER_STEP and (in_evaluation_mode or self._phases.slots[SKIPPED]):
+        if self.marker == OPTIMIZER_STEP and (in_evaluation_mode or self._phases.slots[AMP_SCALE]):
             self.turns.ignore_passes(self.micro_steps)
             passes = 0
         if self.marker != BACKWARD_PASS and self.turns.may_still_step(passes):
