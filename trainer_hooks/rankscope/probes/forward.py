@@ -137,9 +137,10 @@ class RootModules:
 
     def trained_parts(self, args: Arguments, _kwargs: dict[str, Any]) -> set[int] | None:
         """Return the ids of a module and its parts that are in training mode, if a search in its evaluation is due."""
-        if self._end_search is not None or not self._timeline.steps.has_started:
-            return None
         module, known = args[0], self._trained.ids
+        # First what has no parts: some scripts set each normalization layer to evaluation mode in each step.
+        if not vars(module)["_modules"] or self._end_search is not None or not self._timeline.steps.has_started:
+            return None
         if known.isdisjoint((id(module), id(wrapped_module(module)), *map(id, module.children()))):
             return None
         self._evaluations += 1
