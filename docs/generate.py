@@ -69,11 +69,13 @@ A step ends when the optimizer that marks the steps has finished its `step()`. O
   a GAN's critic.
 - Optimizers that step within the backward pass count as one optimizer, which steps once per backward pass.
 - If this optimizer has not stepped for more than twice its longest gap (in backward passes, at least 8; 256 until it
-  has stepped twice), another one that steps marks the steps. Its earlier steps in the gap count at that moment, so
-  that staged training and models that are trained in turn lose no step. They have the same length in the histogram, and
-  are not compared with the steps of other ranks.
-- If no optimizer steps in 100 backward passes, each pass is a step, including these, until an optimizer steps. This
-  also applies to the first passes of a loop that accumulates more than 100.
+  has stepped twice), another one that steps marks the steps. Its earlier steps in the gap count at that moment, and so
+  do those of optimizers that stepped before it in the gap, one after the other. So staged training and models that are
+  trained in turn lose no step, except some of the last stage if it is shorter than that. They have the same length in
+  the histogram, and are not compared with the steps of other ranks.
+- If no optimizer steps in 100 backward passes (or twice the longest gap, if that is more), each pass is a step,
+  including these, until an optimizer steps. This also applies to the first passes of a loop that accumulates more than
+  100. Once an optimizer has stepped, it applies neither in evaluation mode nor in a job with a gradient scaler.
 - After the first call of `rankscope.step()`, only that ends a step.
 
 {ranks}
@@ -81,12 +83,14 @@ A step ends when the optimizer that marks the steps has finished its `step()`. O
 ### Forward and evaluation
 
 Time in a module of the model is `forward`. The hook finds the model's classes in a few steps (2 and 3, 11 and 12, 101
-and 102, …), as the outermost modules that the training thread calls, and the module within DDP.
+and 102, …), as the outermost modules that the training thread calls, and the module within DDP. It looks again when
+another optimizer steps, when no known module is called, and in the first, tenth, … evaluation of the model.
 
 A pass is `evaluation` if gradients are off, the module is in evaluation mode, and the same module trains in training
-mode. This covers the validation of plain loops, of rank 0 alone, and with `ddp.module`. Generating samples from the
-model in this way (`model.eval()` and `no_grad`, as in RLHF) is `evaluation`, too. Time between such passes has its own
-phase; `rankscope.phase("evaluation")` around all of it assigns it to `evaluation`.
+mode. So is a pass of its parts, if they were in training mode before its `eval()`. This covers the validation of plain
+loops, of rank 0 alone, and with `ddp.module` or a method of the model. Generating samples from the model in this way
+(`model.eval()` and `no_grad`, as in RLHF) is `evaluation`, too. Time between such passes has its own phase;
+`rankscope.phase("evaluation")` around all of it assigns it to `evaluation`.
 
 A pass of a module that never trains is `forward`: a teacher, a reference model, a frozen encoder, an average of the
 weights (EMA). So is a pass without gradients in training mode. If the script calls a method instead of the module, the

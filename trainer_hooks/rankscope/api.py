@@ -71,8 +71,11 @@ def timed(iterable: Iterable[Item]) -> Iterator[Item]:
     The result has the methods and attributes of the iterator. For loops without torch's DataLoader, which is watched
     anyway.
     """
-    iterator, attachment = iter(iterable), _attachment()
-    return iterator if attachment is None else attachment.timed(iterator) or iterator
+    with phase("data_wait"):  # it may start workers
+        iterator = iter(iterable)
+    attachment = _attachment()
+    watched = None if attachment is None else attachment.timed(iterator)
+    return iterator if watched is None else watched  # `or` would call its `__bool__` or `__len__`, which may raise
 
 
 def _attachment() -> Attachment | None:

@@ -16,6 +16,7 @@ import torch.distributed._functional_collectives as functional
 from testing.leaving import leave
 from testing.own_record import snapshot
 from testing.torchrun import report
+from testing.waiting import in_a_thread
 from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
@@ -61,6 +62,11 @@ def asynchronous() -> None:
     work = dist.all_reduce(torch.ones(100), async_op=True)
     time.sleep(LATE / 3)
     work.wait()
+
+
+def asynchronous_by_future() -> None:
+    time.sleep(LATE if dist.get_rank() == 3 else 0)
+    dist.all_reduce(torch.ones(100), async_op=True).get_future().wait()
 
 
 def asynchronous_and_complete() -> None:
@@ -125,6 +131,8 @@ def kinds() -> dict[str, Callable[[], object]]:
     return {
         "all_reduce": synchronous,
         "async": asynchronous,
+        "future": asynchronous_by_future,
+        "thread": lambda: in_a_thread(synchronous),
         "complete": asynchronous_and_complete,
         "all_gather": lambda: dist.all_gather([torch.empty(100) for _ in range(4)], ones),
         "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(torch.empty(400), ones),

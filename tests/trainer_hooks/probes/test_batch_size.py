@@ -40,6 +40,14 @@ def test_the_size_of_a_batch(batch: object, size: tuple[float, float]) -> None:
     assert size_of(batch) == size
 
 
+def test_a_deeply_nested_batch_is_not_searched_for_tokens() -> None:
+    batch: list[object] = [{"input_ids": IDS}]
+    assert size_of((batch,)).tokens == 64
+    for _ in range(2000):
+        batch = [batch]
+    assert size_of(batch, 4) == (4, 0)
+
+
 @pytest.mark.parametrize(
     "batch",
     [

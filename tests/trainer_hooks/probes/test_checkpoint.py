@@ -103,6 +103,42 @@ def test_a_state_saved_into_memory_is_a_checkpoint(timeline: Timeline, key: str)
     assert value(timeline, "checkpoint_bytes") == len(buffer.getvalue())
 
 
+class Proxy:
+    """An object of the script that raises when it is looked at."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_metadata":
+            raise RuntimeError("user error")
+        raise AttributeError(name)
+
+
+def plain(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the module's state without metadata, as if gathered from several ranks."""
+    return {f"layer.{name}": tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("saved", "checkpoints"),
+    [
+        ({"step": 7, "state": {"model": {"encoder": MODEL.state_dict()}}}, 1),
+        ([MODEL.state_dict(), torch.optim.SGD(MODEL.parameters(), lr=0.1).state_dict()], 1),
+        (plain(MODEL), 1),
+        ({"model": plain(MODEL)}, 1),
+        ({"pixels": torch.zeros(256, 256), "weight": torch.zeros(256)}, 0),
+        ([[torch.zeros(256, 256)] * 4] * 4, 0),
+        ({"names.weight": "text", "pixels": torch.zeros(256, 256)}, 0),
+        ({"proxy": Proxy()}, 0),
+    ],
+    ids=["nested", "list", "plain", "plain in a dict", "batch", "lists of tensors", "no tensor", "raises"],
+)
+def test_a_state_in_memory_is_recognized_in_containers_and_by_its_names(
+    timeline: Timeline, saved: object, checkpoints: int
+) -> None:
+    torch.save(saved, io.BytesIO())
+    assert value(timeline, "checkpoints") == checkpoints
+    assert (value(timeline, "checkpoint_bytes") >= SIZE) == bool(checkpoints)
+
+
 def test_a_checkpoint_written_from_memory_counts_once(timeline: Timeline, tmp_path: Path) -> None:
     for number in range(1, 4):
         buffer = io.BytesIO()
@@ -191,6 +227,36 @@ def test_a_save_on_another_thread_does_not_change_the_record(timeline: Timeline,
     in_a_thread(torch.save, MODEL.state_dict(), tmp_path / "model.pt")
     assert (tmp_path / "model.pt").exists()
     assert value(timeline, "checkpoints") == 0
+
+
+def test_a_state_that_another_thread_saves_counts_at_the_next_step_without_time(
+    timeline: Timeline, tmp_path: Path
+) -> None:
+    for number in range(1, 4):
+        for name in ("model.pt", "average.pt"):
+            in_a_thread(torch.save, MODEL.state_dict(), tmp_path / name)
+        timeline.step()
+        assert value(timeline, "checkpoints") == number
+        assert value(timeline, "checkpoint_last_bytes") == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert value(timeline, "checkpoint_last_seconds") == 0
+    assert seconds(timeline, layout.CHECKPOINT) == 0
+
+
+def test_other_files_that_another_thread_saves_are_no_checkpoints(timeline: Timeline, tmp_path: Path) -> None:
+    in_a_thread(torch.save, torch.zeros(256, 256), tmp_path / "features.pt")
+    timeline.step()
+    assert value(timeline, "checkpoints") == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns about a single process
+def test_the_threads_of_a_distributed_save_do_not_count_twice(timeline: Timeline, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+    writer = distributed_checkpoint.FileSystemWriter(tmp_path / "1", thread_count=4)
+    distributed_checkpoint.save({"model": model.state_dict()}, storage_writer=writer)
+    timeline.step()
+    written = sum(path.stat().st_size for path in (tmp_path / "1").glob("__0_*.distcp"))
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_bytes") == written
 
 
 def test_safetensors_are_checkpoints_whether_imported_before_or_after_the_hook(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ LATE = 0.3  # seconds by which rank 3 is late, as in the job
 EXPECTED: dict[str, tuple[str, int, float, float]] = {
     "all_reduce": ("all_reduce", 1, 400, 600),
     "async": ("all_reduce", 1, 400, 600),
+    "future": ("all_reduce", 1, 400, 600),
+    "thread": ("all_reduce", 1, 400, 600),
     "all_gather": ("all_gather", 1, 400, 1200),
     "all_gather_into_tensor": ("all_gather", 1, 400, 1200),
     "reduce_scatter_tensor": ("reduce_scatter", 1, 400, 300),
@@ -66,8 +68,9 @@ def test_an_object_collective_counts_as_its_two_collectives(ranks: list[dict[str
     assert [rank["kinds"]["objects"]["collectives"] for rank in ranks] == [{"all_gather": 2}] * 4
 
 
-def test_the_other_ranks_wait_for_the_late_one(ranks: list[dict[str, Any]]) -> None:
-    waits = [rank["kinds"]["all_reduce"]["collective_seconds"]["all_reduce"] for rank in ranks]
+@pytest.mark.parametrize("kind", ["all_reduce", "future", "thread"])
+def test_the_other_ranks_wait_for_the_late_one(ranks: list[dict[str, Any]], kind: str) -> None:
+    waits = [rank["kinds"][kind]["collective_seconds"]["all_reduce"] for rank in ranks]
     assert all(wait > 0.8 * LATE for wait in waits[:3])
     assert waits[3] < 0.5 * LATE
 

@@ -153,6 +153,81 @@ def test_evaluation_with_the_module_in_ddp_is_evaluation(inner: bool) -> None:
     assert snapshot().phase_seconds["other"] < SECONDS
 
 
+class Autoencoder(torch.nn.Module):
+    """A model that is trained by its call and evaluated by its methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Slow(), torch.nn.Sequential(Slow())
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.decoder(self.encoder(inputs))
+
+    def encode(self, inputs: torch.Tensor) -> Any:
+        return self.encoder(inputs)
+
+
+@pytest.mark.parametrize("part", [lambda model: model.encode, lambda model: model.decoder], ids=["method", "submodule"])
+def test_evaluation_by_a_part_of_the_trained_model_is_evaluation(part: Callable[[Any], Callable[..., Any]]) -> None:
+    model, plain = Autoencoder(), vars(torch.nn.Module)["__call__"]
+    steps(7, lambda: model(torch.ones(2, 4)), *model.parameters())
+    before = forward_seconds()
+    for _ in range(2):
+        evaluate(model, evaluated=part(model))
+    steps(1, lambda: model(torch.ones(2, 4)), *model.parameters())
+    seconds = snapshot().phase_seconds
+    assert seconds["evaluation"] >= 10 * SECONDS
+    assert 2 * SECONDS <= forward_seconds() - before < 10 * SECONDS
+    assert vars(torch.nn.Module)["__call__"] is plain  # the search has ended
+
+
+def test_a_frozen_part_that_a_script_calls_in_training_is_forward() -> None:
+    model = Autoencoder()
+    steps(7, lambda: model(torch.ones(2, 4)), *model.parameters())
+    model.encoder.eval()
+    evaluate(model, evaluated=model.encode)
+    model.encoder.eval()
+    before = snapshot().phase_seconds["evaluation"]
+
+    def step() -> torch.Tensor:
+        with torch.no_grad():
+            hidden = model.encode(torch.ones(2, 4))
+        output: torch.Tensor = model.decoder(hidden)
+        return output
+
+    steps(7, step, *model.parameters())
+    assert snapshot().phase_seconds["evaluation"] == before
+
+
+def test_another_model_of_a_later_stage_is_found_if_no_known_one_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.timeline.steps.POLL_INTERVAL", 0.0)
+    first, second = torch.nn.Linear(4, 4), Slow()
+    steps(25, lambda: first(torch.ones(2, 4)), *first.parameters())
+    steps(10, lambda: second(torch.ones(2, 4)), *second.parameters())
+    assert forward_seconds() >= 6 * SECONDS
+
+
+def test_searches_become_rare_in_a_job_without_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.timeline.steps.POLL_INTERVAL", 0.0)
+    weight, searches, plain = torch.nn.Parameter(torch.ones(4)), [], vars(torch.nn.Module)["__call__"]
+
+    def forward() -> torch.Tensor:
+        searches.append(vars(torch.nn.Module)["__call__"] is not plain)
+        return weight * 2
+
+    steps(400, forward, weight)
+    assert 0 < sum(searches) < 30
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
+def test_evaluation_by_the_module_in_a_compiled_one_is_evaluation() -> None:
+    model = Slow()
+    compiled = torch.compile(model, backend="eager")
+    steps(7, lambda: compiled(torch.ones(2, 4)), *model.parameters())
+    evaluate(model)
+    assert snapshot().phase_seconds["evaluation"] >= 5 * SECONDS
+
+
 @pytest.mark.parametrize("mode", [True, False], ids=["training mode", "evaluation mode"])
 def test_a_teacher_that_never_trains_is_forward(mode: bool) -> None:
     student, teacher = Slow(), Slow().train(mode)

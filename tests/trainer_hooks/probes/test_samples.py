@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -120,6 +121,20 @@ def zipped(rows: Rows) -> tuple[Any, ...]:
     return tuple(zip(*rows, strict=True))
 
 
+class FailingMapping(UserDict[str, Any]):
+    def __init__(self, _rows: Rows) -> None:
+        super().__init__()
+
+    def __contains__(self, key: object) -> bool:
+        raise RuntimeError("user error")
+
+
+def endless(_rows: Rows) -> Rows:
+    batch: Rows = []
+    batch.append(batch)
+    return batch
+
+
 def flattened(rows: Rows) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.cat(rows)[None], "cu_seqlens": torch.zeros(len(rows) + 1)}
 
@@ -134,6 +149,8 @@ COLLATES: dict[str, tuple[Rows, Any]] = {
     "an object": ([torch.zeros(4)] * 22, lambda rows: Graphs(x=torch.stack(rows))),
     "an object that raises": ([torch.zeros(4)] * 22, lambda _rows: Failing()),
     "a text": (["a"] * 22, " ".join),
+    "a mapping that raises": ([torch.zeros(4)] * 22, FailingMapping),
+    "a list that contains itself": ([torch.zeros(4)] * 22, endless),
 }
 
 

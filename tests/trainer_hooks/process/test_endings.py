@@ -8,6 +8,7 @@ import posix
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,22 @@ try:
 except KeyboardInterrupt:
     sys.exit(1)
 """
+RAISED_AGAIN = """
+def framework():
+    try:
+        sys.exit(1)
+    except BaseException as error:
+        print(error)
+        raise
+
+framework()
+"""
+MISSING_PROGRAM = """
+try:
+    os.execv("/missing", ["missing"])
+except OSError:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 FORKED_EXIT = """
 if os.fork() == 0:
     os._exit(3)
@@ -130,9 +147,21 @@ ENDS = {
     ),
     "sys.exit after Ctrl-C": (CTRL_C, "finished", 1),
     "sys.exit with the status of a signal": ("sys.exit(143)", "finished", 143),
+    "sys.exit that a framework raises again": (RAISED_AGAIN, "exception", 1),
+    "sys.exit that a framework raises again and the script catches": (
+        f"try:\n{textwrap.indent(RAISED_AGAIN, '    ')}\nexcept SystemExit:\n    pass",
+        "finished",
+        0,
+    ),
+    "exit with a status": ("exit(3)", "exception", 3),
+    "quit with a status": ("quit(code=3)", "exception", 3),
+    "exit with success": ("exit()", "finished", 0),
     "SystemExit raised by the script": ("raise SystemExit(3)", "finished", 3),
     "os._exit with success": ("os._exit(0)", "finished", 0),
     "os._exit with a status": ("os._exit(3)", "exception", 3),
+    "os._exit with the status of a signal": ("os._exit(143)", "finished", 143),
+    "another program in this process": ("os.execvp('true', ['true'])", "finished", 0),
+    "another program that is missing": (MISSING_PROGRAM, "killed", -9),
     "os._exit of a forked child": (FORKED_EXIT, "finished", 0),
     "an exception": ("raise KeyError('lost')", "exception", 1),
     "an exception with an excepthook that calls no other": (
@@ -189,12 +218,14 @@ def test_an_uncaught_exception_is_still_printed(run_dir: Path) -> None:
 
 def test_the_watched_exits_can_be_pickled_and_are_restored() -> None:
     before = os._exit, posix._exit, sys.exit
+    others = os.execve, posix.execve, signal.signal, type(exit).__call__
     ending = Ending(RankWriter())
     ending.watch()
     assert (os._exit, sys.exit) != before[::2]
     assert pickle.loads(pickle.dumps((os._exit, sys.exit))) == (os._exit, sys.exit)
     ending.forget()
     assert (os._exit, posix._exit, sys.exit) == before
+    assert (os.execve, posix.execve, signal.signal, type(exit).__call__) == others
 
 
 @pytest.mark.parametrize(
@@ -255,6 +286,28 @@ TERMINATE = "os.kill(os.getpid(), signal.SIGTERM)"
 )
 def test_a_rank_that_left_its_group_has_finished_unless_it_continues(run_dir: Path, code: str, reason: str) -> None:
     assert end_of(run_dir, GROUP + code)[0] == reason
+
+
+STOPPED_BY_A_HANDLER = """
+def stop(number, frame):
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+signal.signal(signal.SIGTERM, stop)
+"""
+RESTORED = """
+before = signal.signal(signal.SIGTERM, lambda *_: None)
+signal.signal(signal.SIGTERM, before)
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+"""
+
+
+@pytest.mark.parametrize("handlers", [STOPPED_BY_A_HANDLER, RESTORED])
+def test_sigterm_is_recorded_after_the_job_has_restored_its_default_handler(run_dir: Path, handlers: str) -> None:
+    with job(WAIT, rank=WITHOUT_TORCH, setup=handlers) as process:
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
+    assert record_in(run_dir).exit_reason == "sigterm"
 
 
 @pytest.mark.parametrize("after", ["", "rankscope.uninstrument()\n"])

@@ -166,6 +166,68 @@ def test_all_steps_of_alternating_threads_of_a_pool_are_counted(threads: int) ->
         one.shutdown()
 
 
+@pytest.mark.parametrize("parts", [(0, 1, 1), (0, 0, 1), (1, 1, 0), (0, 1, 2)])
+def test_steps_whose_parts_run_in_different_threads_are_counted(parts: tuple[int, int, int]) -> None:
+    """Run forward, backward and optimizer each in one of three threads, one after the other."""
+    rankscope.instrument()
+    weights = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(weights.parameters(), lr=0.01)
+    threads = [ThreadPoolExecutor(1) for _ in range(3)]
+    forward, backward, update = (threads[part].submit for part in parts)
+    for _ in range(30):
+        loss = forward(lambda: weights(torch.randn(8, 4)).sum()).result()
+        backward(loss.backward).result()
+        update(optimizer.step).result()
+    steps = attachment().timeline.steps
+    assert (steps.count, steps.micro_steps) == (30, 30)
+    assert attachment().timeline.seconds[layout.FORWARD] > 0
+    for one in threads:
+        one.shutdown()
+
+
+def test_a_step_accumulated_by_several_threads_is_counted() -> None:
+    rankscope.instrument()
+    weights = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(weights.parameters(), lr=0.01)
+    threads = [ThreadPoolExecutor(1) for _ in range(3)]
+    for number in range(60):
+        threads[number % 3].submit(lambda: weights(torch.randn(8, 4)).sum().backward()).result()
+        if number % 2:
+            optimizer.step()  # in the main thread
+    steps = attachment().timeline.steps
+    assert (steps.count, steps.micro_steps) == (30, 60)
+    for one in threads:
+        one.shutdown()
+
+
+def test_a_thread_that_runs_another_model_does_not_take_the_steps() -> None:
+    """Run a model with gradients in another thread, which is busy afterwards, between the steps of the main thread."""
+    rankscope.instrument()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    has_run, may_run = threading.Event(), threading.Semaphore(0)
+    is_done = False
+
+    def score() -> None:
+        while not is_done:
+            if may_run.acquire(blocking=False):
+                model(torch.randn(8, 4))
+                has_run.set()
+
+    other = threading.Thread(target=score)
+    other.start()
+    for _ in range(40):
+        model(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+        has_run.clear()
+        may_run.release()
+        has_run.wait()
+    is_done = True
+    other.join()
+    steps = attachment().timeline.steps
+    assert (steps.count, steps.micro_steps) == (40, 40)
+
+
 def test_a_thread_that_evaluates_between_steps_is_not_followed() -> None:
     rankscope.instrument()
     model = torch.nn.Linear(4, 1)

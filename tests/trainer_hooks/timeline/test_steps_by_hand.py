@@ -108,6 +108,57 @@ def test_a_step_within_the_limit_of_passes_is_an_ordinary_one(network: torch.nn.
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
+@pytest.mark.parametrize("compiled", [True, False])
+def test_passes_after_the_last_step_of_an_optimizer_are_steps(network: torch.nn.Module, compiled: bool) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(5):
+        accumulate(network, 1)
+        optimizer.step()
+    step = torch.compile(optimizer.step, backend="eager") if compiled else lambda: None
+    for passes in range(1, STEPS):
+        accumulate(network, 1)
+        step()
+        assert snapshot()["steps"] == 5 + (passes if passes > PASSES_WITHOUT_STEP else 0)
+    accumulate(network, 1)
+    by_optimizer(network)  # the last pass was this step's end
+    assert snapshot()["steps"] == 5 + STEPS
+
+
+def test_a_loop_that_accumulates_over_many_passes_has_a_step_per_update(network: torch.nn.Module) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    seen = []
+    for _ in range(4):
+        accumulate(network, 3 * PASSES_WITHOUT_STEP)
+        optimizer.step()
+        seen.append(snapshot()["steps"])
+    assert [count - seen[0] for count in seen] == [0, 1, 2, 3]
+
+
+def test_passes_whose_steps_a_gradient_scaler_skips_are_not_steps(network: torch.nn.Module) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss = network(torch.ones(4, 4)).square().mean()
+        scaler.scale(loss if number < 5 else loss * float("inf")).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert snapshot()["steps"] == 5
+
+
+def test_passes_of_an_evaluation_after_steps_of_an_optimizer_are_not_steps(network: torch.nn.Module) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(2):
+        for _ in range(5):
+            accumulate(network, 1)
+            optimizer.step()
+        network.eval()  # as for adversarial examples
+        accumulate(network, 2 * PASSES_WITHOUT_STEP + 50)
+        network.train()
+    assert snapshot()["steps"] == 10
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
 def test_the_steps_of_a_compiled_optimizer_are_its_backward_passes(network: torch.nn.Module) -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     step = torch.compile(optimizer.step, backend="eager")

@@ -23,7 +23,7 @@ def after_each_pass(*optimizers: Optimizer) -> list[Event]:
 
 
 def steps_of(events: Iterable[Event]) -> int:
-    turns, passes, steps = Turns(on_change=lambda _: None), 0, 0
+    turns, passes, steps = Turns(), 0, 0
     for optimizer, passes_before in events:
         passes += passes_before
         steps += turns.count(optimizer, passes)
@@ -45,6 +45,21 @@ def test_a_stage_after_a_single_step_counts_every_step_after_the_first_patience(
 def test_every_step_of_models_that_alternate_counts(length: int) -> None:
     fold = [optimizer for optimizer in (A, B, C, D) for _ in range(length)]
     assert steps_of(after_each_pass(*fold * 3)) == 3 * 4 * length
+
+
+@pytest.mark.parametrize("length", range(2, LEAST_PATIENCE + 1))
+def test_stages_of_few_steps_lose_at_most_the_last_patience(length: int) -> None:
+    stages = [optimizer for optimizer in [Optimizer() for _ in range(60)] for _ in range(length)]
+    first = [A] * 2  # so that the gap is known
+    assert 60 * length + 2 - LEAST_PATIENCE <= steps_of(after_each_pass(*first, *stages)) <= 60 * length + 2
+
+
+def test_short_stages_with_two_optimizers_count_each_step_once() -> None:
+    stages = [(Optimizer(), Optimizer()) for _ in range(40)]
+    both = [
+        (optimizer, passes) for pair in stages for _ in range(5) for optimizer, passes in zip(pair, (1, 0), strict=True)
+    ]
+    assert 200 - LEAST_PATIENCE <= steps_of(both) <= 200
 
 
 def test_each_step_of_stages_with_two_optimizers_counts_once() -> None:
@@ -74,15 +89,24 @@ def test_every_step_of_each_stage_counts_without_backward_passes() -> None:
     assert steps_of([(A, 0)] * 20 + [(B, 0)] * 20) == 40
 
 
+def test_a_loop_that_accumulates_over_many_passes_has_a_known_gap_from_its_first_step() -> None:
+    turns = Turns()
+    assert turns.count(A, 500) == 1
+    assert turns.passes_without_step(900) == 400
+    assert turns.may_still_step(400)
+    assert not turns.may_still_step(1001)
+
+
 def test_an_optimizer_that_no_longer_exists_is_not_waited_for() -> None:
-    turns = Turns(on_change=lambda _: None)
+    turns = Turns()
     assert turns.count(Optimizer(), 1) == 1
     assert turns.count(A, 2) == 1
 
 
 def test_the_optimizer_that_marks_the_steps_is_announced_when_it_changes() -> None:
     announced: list[Optimizer] = []
-    turns = Turns(on_change=announced.append)
+    turns = Turns()
+    turns.on_change = announced.append
     for passes, optimizer in enumerate([*[A] * 3, *[B] * 20], start=1):
         turns.count(optimizer, passes)
     assert announced == [A, B]

@@ -17,7 +17,6 @@ from rankscope.probes.compiler import skip_frame
 from rankscope.probes.span import Function, in_phase
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
-from rankscope.timeline.steps import OPTIMIZER_STEP
 from rankscope.timeline.timeline import Timeline
 
 MICRO_STEPS = INDEX["micro_steps"]
@@ -38,11 +37,12 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
             passes.on_end()
         if gradients:
             return  # only `grad` returns gradients
-        timeline.slots[MICRO_STEPS] += 1
+        number = timeline.slots[MICRO_STEPS] + 1
+        timeline.slots[MICRO_STEPS] = number
         if passes.on_optimizer_steps is not None:
             passes.on_optimizer_steps()
-        elif steps.marker < OPTIMIZER_STEP:
-            steps.end_unmarked_pass()
+        elif number > steps.check_after:
+            steps.check_pass(timeline.job.is_in_evaluation_mode())
 
     def nested(original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ targets, or one tensor per sample), texts, and objects of the script.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,7 @@ from rankscope.timeline.batches import Batch
 
 MOST_ITEMS = 64  # looked at in a batch
 MOST_LEVELS = 4  # of nested containers
+TOKEN_LEVELS = 2  # likewise, in which `input_ids` are looked for
 SIZES = ("batch_size", "num_graphs")  # attributes with the number of samples: of TensorDict and DGL; of PyG
 
 
@@ -25,23 +27,28 @@ class UnknownSizeError(Exception):
     """The structure of a batch is ambiguous."""
 
 
-def size_of(batch: Any) -> Batch:
-    """Return the size of a batch of any type. Never raises, although the script's object may."""
-    try:
-        return Batch(samples_of(batch), tokens_of(batch))
-    except Exception:
-        return Batch(None)
+def size_of(batch: Any, samples: float | None = None) -> Batch:
+    """Return the size of a batch of any type; `samples` if that number is known. Never raises.
+
+    The script's object may raise anything, also when it is only asked for its type.
+    """
+    if samples is None:
+        with suppress(Exception):
+            samples = samples_of(batch)
+    with suppress(Exception):
+        return Batch(samples, tokens_of(batch))
+    return Batch(samples)
 
 
-def tokens_of(batch: Any) -> float:
+def tokens_of(batch: Any, levels: int = TOKEN_LEVELS) -> float:
     """Return the number of elements of `input_ids` in the batch or in one of its items; 0 if there is none."""
     if type(batch) is list and batch and type(batch[0]) is Tensor:  # nearly always: the default collation of pairs
         return 0.0
     if isinstance(batch, Mapping):
         ids = batch.get("input_ids")
         return float(ids.numel()) if isinstance(ids, Tensor) and ids.dim() else 0.0
-    if isinstance(batch, (list, tuple)):
-        return next(filter(None, map(tokens_of, islice(batch, MOST_ITEMS))), 0.0)
+    if levels and isinstance(batch, (list, tuple)):
+        return next(filter(None, (tokens_of(item, levels - 1) for item in islice(batch, MOST_ITEMS))), 0.0)
     return 0.0
 
 

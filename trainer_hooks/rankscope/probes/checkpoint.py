@@ -1,7 +1,7 @@
 """Checkpoints: it watches the functions that write them, called by the script or by a framework.
 
 Of an asynchronous save, only the time that blocks the training thread is checkpoint time, and the save counts when it
-is finished. A save that raises does not count.
+is finished. So does one of a state by another thread of the script. A save that raises does not count.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -26,6 +29,9 @@ from rankscope.timeline.timeline import Timeline
 
 # A smaller file is a checkpoint only if it holds a model's or an optimizer's state: scripts save metrics too.
 MIN_CHECKPOINT_BYTES = 64 * 1024
+
+MOST_ITEMS, MOST_LEVELS = 32, 3  # of containers in which a state is looked for
+PARAMETERS = (".weight", ".bias")  # the last parts of their names
 
 Count = Callable[[float, float], None]  # takes the bytes of a finished save, and its unix time
 
@@ -60,6 +66,12 @@ def measure_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
     return size
 
 
+def measure_thread_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
+    """Measure `torch.save` of a state by another thread than the training's, but not by a thread of torch."""
+    is_state = holds_state(argument(args, kwargs, 0, "obj")) and not is_called_by("torch.distributed")
+    return measure_torch_save(args, kwargs) if is_state else None
+
+
 def measure_path(index: int, name: str) -> Measure:
     """Return a measure of functions that write one file, whose path is this argument."""
 
@@ -77,15 +89,15 @@ def measure_distributed(_args: Arguments, kwargs: dict[str, Any]) -> Size:
 
 
 class AsyncSaves:
-    """Saves by `torch.distributed.checkpoint.async_save` that continue after it returns.
+    """Saves by `torch.distributed.checkpoint.async_save` that continue after it returns, and by threads of the script.
 
-    Another thread finishes the future. It must not write to the record, so it only notes the save; the training thread
-    counts it at the next poll or at the end of the process.
+    The other thread must not write to the record, so it only notes the save; the training thread counts it at the next
+    poll or at the end of the process.
     """
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._finished: deque[tuple[Any, Count, int, float]] = deque()
+        self._finished: deque[Callable[[], object]] = deque()
 
     def measure(self, _args: Arguments, kwargs: dict[str, Any]) -> Size:
         """Register a save. It is not a checkpoint yet when the call returns."""
@@ -94,16 +106,26 @@ class AsyncSaves:
         def started(result: Any) -> None:
             count = self._timeline.checkpoints.count_later()
             future = getattr(result, "upload_completion", result)
-            future.add_done_callback(lambda done: self._finished.append((done, count, rank, time.time())))
+            future.add_done_callback(
+                lambda done: self._finished.append(partial(count_future, done, count, rank, time.time()))
+            )
 
         return started
+
+    def note(self, size: float) -> None:
+        """Note a save of `size` bytes that another thread has finished."""
+        self._finished.append(partial(self._timeline.checkpoints.count_finished, size, time.time()))
 
     def poll(self) -> None:
         """Count the saves finished since the last poll."""
         while self._finished:
-            future, count, rank, unix = self._finished.popleft()
-            if not future.cancelled() and future.exception() is None:
-                count(bytes_of_rank(future.result(), rank), unix)
+            self._finished.popleft()()
+
+
+def count_future(future: Any, count: Count, rank: int, unix: float) -> None:
+    """Count the save of a finished future, unless it failed."""
+    if not future.cancelled() and future.exception() is None:
+        count(bytes_of_rank(future.result(), rank), unix)
 
 
 def file_mode(target: Any) -> int | None:
@@ -138,15 +160,39 @@ def written_bytes(target: Any, before: bool = False) -> float:
 
 
 def holds_state(value: Any) -> bool:
-    """Return whether this is the `state_dict` of a module or an optimizer, or a dict that contains one."""
-    return is_state(value) or (isinstance(value, Mapping) and any(map(is_state, value.values())))
+    """Return whether this is the `state_dict` of a module or an optimizer, or nested containers that hold one.
+
+    False if the script's object raises.
+    """
+    with suppress(Exception):
+        return _holds_state(value, MOST_LEVELS)
+    return False
+
+
+def _holds_state(value: Any, levels: int) -> bool:
+    if is_state(value):
+        return True
+    is_mapping = isinstance(value, Mapping)
+    if not levels or not (is_mapping or isinstance(value, (list, tuple))):
+        return False
+    return any(_holds_state(item, levels - 1) for item in islice(value.values() if is_mapping else value, MOST_ITEMS))
 
 
 def is_state(value: Any) -> bool:
-    """Return whether this is a module, or a `state_dict` by its `_metadata` (module) or its two keys (optimizer)."""
-    if isinstance(value, torch.nn.Module):
+    """Return whether this is a module, or a `state_dict`.
+
+    That is one by its `_metadata` (module), its two keys (optimizer), or the names of its tensors: a plain dict.
+    """
+    if isinstance(value, torch.nn.Module) or hasattr(value, "_metadata"):
         return True
-    return hasattr(value, "_metadata") or (isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys())
+    if not isinstance(value, Mapping):
+        return False
+    return {"state", "param_groups"} <= value.keys() or any(map(is_parameter, islice(value.items(), MOST_ITEMS)))
+
+
+def is_parameter(item: tuple[Any, Any]) -> bool:
+    """Return whether this is a tensor with a parameter's name, such as `layers.0.weight`."""
+    return isinstance(item[0], str) and item[0].endswith(PARAMETERS) and isinstance(item[1], torch.Tensor)
 
 
 def rank_in_group(kwargs: dict[str, Any]) -> int:
@@ -216,26 +262,37 @@ class Patches:
         *parents, name = path.split(".")
         for parent in parents:
             owner = getattr(owner, parent, None)
-        wrap = in_checkpoint(self._timeline, self._guard, measure)
+        note = self.saves.note if measure is measure_torch_save else None
+        wrap = in_checkpoint(self._timeline, self._guard, measure, note)
         if hasattr(owner, name):
             self._undo.append(replace(owner, name, lambda it: self._wrappers.setdefault(it, wrap(it))))
 
 
-def in_checkpoint(timeline: Timeline, guard: Guard, measure: Measure) -> Callable[[Function], Function]:
-    """Return a wrapper that counts a call as a checkpoint if `measure` does not return None."""
+def in_checkpoint(
+    timeline: Timeline, guard: Guard, measure: Measure, note: Callable[[float], object] | None = None
+) -> Callable[[Function], Function]:
+    """Return a wrapper that counts a call as a checkpoint if `measure` does not return None.
 
-    def begin(args: Arguments, kwargs: dict[str, Any]) -> tuple[Phases, Size] | None:
+    If it is given, `note` is called with the bytes of a state that another thread has saved.
+    """
+
+    def begin(args: Arguments, kwargs: dict[str, Any]) -> tuple[Phases | None, Size] | None:
         size = measure(args, kwargs)
         opened = timeline.checkpoints.begin() if size is not None else None
-        return (opened, size) if opened and size is not None else None
+        if opened is None and note is not None:
+            size = measure_thread_save(args, kwargs)
+        return (opened, size) if size is not None and (opened or note) else None
 
-    def end(call: tuple[Phases, Size], _args: Arguments, result: Any, returned: bool) -> None:
+    def end(call: tuple[Phases | None, Size], _args: Arguments, result: Any, returned: bool) -> None:
         opened, size = call
         written = None
         try:
             written = size(result) if returned else None
         finally:
-            timeline.checkpoints.end(opened, written)
+            if opened:
+                timeline.checkpoints.end(opened, written)
+            elif note is not None and written is not None:
+                note(written)
 
     return around(guard, begin, end)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, strided
 from torch.compiler import is_dynamo_compiling
@@ -16,12 +17,14 @@ from torch.compiler import is_dynamo_compiling
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
-from rankscope.probes.span import Function
+from rankscope.probes.span import Function, around
 from rankscope.record import layout
 from rankscope.record.layout import COLLECTIVE_WAIT, INDEX
 from rankscope.timeline.groups import Group
 from rankscope.timeline.phases import OPEN_OP, Phases
 from rankscope.timeline.timeline import Timeline
+
+Future: Any = torch._C.Future  # noqa: SLF001 - the class of these futures, and the base class of torch.futures.Future
 
 COLLECTIVES = INDEX["collectives"]
 COLLECTIVE_SECONDS = INDEX["collective_seconds"]
@@ -155,7 +158,7 @@ class Collectives:
         self._timeline.slots[OPEN_OP] = call[2]
 
     def begin_wait(self, key: int, work: Any = None) -> Wait | None:
-        """Begin a wait for a collective. `work`, if given, knows whether the collective is complete."""
+        """Begin a wait for a collective. `work`, if given, or its future knows whether the collective is complete."""
         timeline = self._timeline
         kept: Wait | None = timeline.resume(key)
         if kept is not None:
@@ -174,8 +177,14 @@ class Collectives:
             slots[OPEN_OP] = op + 1
         sees_end = is_on_host or op == BARRIER
         if began - issued >= MAX_GAP:  # do not query a device's work: that would break a CUDA graph capture
-            sees_end = is_on_host and work is not None and not work.is_completed()
+            sees_end = is_on_host and work is not None and not is_completed(work)
         return opened, pending, outer, began, sees_end
+
+    def note_future(self, _call: bool, args: tuple[Any, ...], future: Any, _returned: bool) -> None:
+        """Let a wait for the future of a work count as a wait for its collective."""
+        pending = self._pending.get(id(args[0]))
+        if pending is not None and future is not None:
+            self._pending[id(future)] = pending
 
     def end_wait(self, call: Wait, is_complete: bool) -> None:
         """Charge a wait that has ended; `is_complete` unless it raised."""
@@ -207,6 +216,11 @@ class Collectives:
         slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
 
+def is_completed(work: Any) -> bool:
+    """Return whether a work, or the future of one, is completed."""
+    return bool(work.done() if isinstance(work, Future) else work.is_completed())
+
+
 def tensors(value: Any) -> list[Tensor]:
     """Return the tensors of a payload: one, or nested lists of them."""
     if isinstance(value, Tensor):
@@ -227,13 +241,19 @@ def measure(value: Any) -> Payload:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the methods of ProcessGroup, and `Work.wait`. Does nothing without torch.distributed."""
+    """Watch the methods of ProcessGroup, and the waits for them. Does nothing without torch.distributed."""
     if not dist.is_available():
         return []
     collectives = Collectives(timeline)
     methods = [name for name in METHODS if hasattr(dist.ProcessGroup, name)]
     watches = [replace(dist.ProcessGroup, name, _issue(collectives, guard, name)) for name in methods]
-    return [*watches, replace(dist.Work, "wait", _wait(collectives, guard))]
+    futures = around(guard, lambda _args, _kwargs: True, collectives.note_future)
+    return [
+        *watches,
+        replace(dist.Work, "wait", _wait(collectives, guard)),
+        replace(dist.Work, "get_future", futures),
+        replace(Future, "wait", _wait(collectives, guard)),
+    ]
 
 
 def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Function], Function]:
@@ -279,7 +299,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
 
 
 def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
-    """Wrap `Work.wait`: charge the wait to the work's collective."""
+    """Wrap `Work.wait`, or that of its future: charge the wait to the work's collective."""
     begin_wait, end_wait = collectives.begin_wait, collectives.end_wait
     skip_call(begin_wait)
     skip_call(end_wait)

@@ -19,12 +19,12 @@ from torch.utils.data import dataloader
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.batch_size import size_of, tokens_of
+from rankscope.probes.batch_size import size_of
 from rankscope.probes.span import Function, in_phase
 from rankscope.probes.timed_iterator import TimedIterator, timed_iterator
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
-from rankscope.timeline.batches import Batch, Source
+from rankscope.timeline.batches import Source
 from rankscope.timeline.phases import flatten
 from rankscope.timeline.timeline import Timeline
 
@@ -115,7 +115,7 @@ class BatchCounter:
                 batches.note_exhausted(iterator, self._passes())
             return None
         source = batches.source(iterator, self._passes())
-        source.fetched.append(size_of(batch) if length is None else Batch(length, tokens_of(batch)))
+        source.fetched.append(size_of(batch, length))
         source.in_evaluation = self._timeline.job.is_evaluating()
         batches.fetched += 1
         self._timeline.job.objects[LOADER] = source.iterator

@@ -25,19 +25,23 @@ from torch.nn.parallel import DistributedDataParallel
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
-from rankscope.probes.span import Function, in_phase
+from rankscope.probes.span import Arguments, Function, around
 from rankscope.record.layout import BACKWARD, DATA_WAIT, EVALUATION, FORWARD
+from rankscope.timeline.steps import SETTLED_STEPS
 from rankscope.timeline.timeline import Timeline
 
 # A module called in these phases is part of them: a submodule, a recomputed activation, a data transform.
 NOT_WITHIN = frozenset({FORWARD, BACKWARD, DATA_WAIT})
+
+NOT_SEARCHED = NOT_WITHIN | {EVALUATION}
 
 # An evaluation may call DDP's forward, which calls the trained module.
 NO_EVALUATION_WITHIN = frozenset({EVALUATION, BACKWARD, DATA_WAIT})
 
 # Replacing nn.Module.__call__ updates every module class of the process: 0.15 ms with torch's own 400 classes, 0.9 ms
 # with 3,400. So searches are rare: after the first step (which is startup) and then at powers of ten. A search lasts
-# two steps, so that it also sees what happens in every second step.
+# two steps, so that it also sees what happens in every second step. The script may evaluate the model by its parts or
+# its methods, so there are searches in evaluations, too: in the first one, the tenth, and so on.
 SEARCH_FACTOR, SEARCH_STEPS = 10, 2
 
 # A script may call its blocks one by one. Many short calls are not worth the cost of watching each (4 µs).
@@ -57,6 +61,12 @@ class TrainedModules:
         """Pickle as an empty stand-in, as `Guard.__reduce__` does."""
         return SimpleNamespace, ()
 
+    def add_parts(self, module: torch.nn.Module, parts: set[int]) -> None:
+        """Treat passes of a module's parts, given by their ids, as passes of a module that trains in training mode."""
+        parts -= self.ids
+        self.ids |= parts
+        weakref.finalize(module, self.ids.difference_update, parts).atexit = False  # before an id is reused
+
     def is_evaluated(self, module: torch.nn.Module) -> bool:
         """Return whether this pass is evaluation. Passes with gradients show in which mode the module trains."""
         is_known = id(module) in self.ids
@@ -66,12 +76,15 @@ class TrainedModules:
             self._add(module)
         elif is_known and not module.training:
             self.ids.discard(id(module))  # it also trains in evaluation mode
-            self._job.model = lambda: None
+            if self._job.model() is module:
+                self._job.model = lambda: None
         return False
 
     def _add(self, module: torch.nn.Module) -> None:
         self.ids.add(id(module))
-        self._job.model = weakref.ref(module)
+        self._job.model = self._job.last_model = weakref.ref(module)
+        if (wrapped := wrapped_module(module)) is not None and wrapped.training:
+            self.add_parts(module, {id(wrapped)})  # compiled code does not call it
         weakref.finalize(module, self.ids.discard, id(module)).atexit = False  # before its id is reused
 
 
@@ -84,12 +97,21 @@ class RootModules:
         self._objects = timeline.job.objects
         self._watched: dict[type[torch.nn.Module], Undo] = {}
         self._found: dict[type[torch.nn.Module], list[float]] = {}  # seconds of each call, by class
-        self._forward_seconds = 0.0  # in the record at the start of the search, or at the last call found
+        self._seconds = 0.0  # of passes, in the record at the start of the search, or at the last call found
         self._next_search = 1
+        self._evaluations, self._next_evaluation = 0, 1  # calls of a trained model's `eval`
+        # Seconds of forward passes, number of steps and reference to the marking optimizer at the last poll.
+        self._polled: tuple[float, int, Any] = (0.0, 0, None)
+        self._signs, self._next_signs = 0, 1  # polls that showed that another model may train
         self._end_search: Undo | None = None
-        self._in_search = in_phase(timeline, guard, FORWARD, self._note, unless_within=NOT_WITHIN)
         self._trained = TrainedModules(timeline)
         skip_call(self._trained.is_evaluated)
+        skip_call(self._note)
+        self._wake = guard(self.wake)
+
+    def begin(self) -> None:
+        """Search from the end of the first step on."""
+        self._timeline.steps.wake_at(1, self._wake)
 
     def wake(self, step: int) -> int:
         """Begin or end a search at the end of `step`. Returns the step for the next call."""
@@ -100,6 +122,39 @@ class RootModules:
         self._search()
         return step + SEARCH_STEPS
 
+    def poll(self) -> None:
+        """Search again if another optimizer steps now, or if no known module is called: another model may train."""
+        steps = self._timeline.steps
+        now = self._timeline.seconds[FORWARD], steps.count, self._objects.get("optimizer")
+        before, self._polled = self._polled, now
+        is_unused = now[0] == before[0] and now[1] > before[1]
+        if steps.count < SETTLED_STEPS or not (is_unused or now[2] is not before[2]):
+            return
+        self._signs += 1
+        if self._signs >= self._next_signs and self._end_search is None:
+            self._next_signs *= 2  # the job may have no modules, or many optimizers
+            self._search_until(steps.count + SEARCH_STEPS)
+
+    def trained_parts(self, args: Arguments, _kwargs: dict[str, Any]) -> set[int] | None:
+        """Return the ids of a module and its parts that are in training mode, if a search in its evaluation is due."""
+        module, known = args[0], self._trained.ids
+        # First what has no parts: some scripts set each normalization layer to evaluation mode in each step.
+        if not vars(module)["_modules"] or self._end_search is not None or not self._timeline.steps.has_started:
+            return None
+        if known.isdisjoint((id(module), id(wrapped_module(module)), *map(id, module.children()))):
+            return None
+        self._evaluations += 1
+        if self._evaluations < self._next_evaluation:
+            return None
+        self._next_evaluation *= SEARCH_FACTOR
+        return {id(part) for part in module.modules() if part.training}
+
+    def begin_evaluation(self, parts: set[int], args: Arguments, _result: object, returned: bool) -> None:
+        """Search in an evaluation: the script may call parts of the model, or methods that do."""
+        if returned:
+            self._trained.add_parts(args[0], parts)
+            self._search_until(self._timeline.steps.count + 1)
+
     def remove(self) -> None:
         """Restore every class."""
         self._pause_search()
@@ -108,18 +163,27 @@ class RootModules:
             undo()
         self._watched.clear()
 
+    def _search_until(self, step: int) -> None:
+        self._search()
+        self._timeline.steps.wake_at(step, self._wake)
+
     def _search(self) -> None:
-        self._forward_seconds = self._timeline.seconds[FORWARD]
+        self._seconds = self._pass_seconds()
         self._end_search = replace(torch.nn.Module, "__call__", self._in_search)
         if handler := _compiler_callbacks():
             handler.register_start_callback(self._pause_search)
 
-    def _note(self, call: tuple[Any, ...], _result: object) -> None:
+    def _pass_seconds(self) -> float:
+        return self._timeline.seconds[FORWARD] + self._timeline.seconds[EVALUATION]
+
+    def _note(self, module: torch.nn.Module) -> None:
         """Keep the class and the seconds of a root module's call until the end of the search."""
-        before, self._forward_seconds = self._forward_seconds, self._timeline.seconds[FORWARD]
-        seconds = self._forward_seconds - before
-        self._found.setdefault(type(call[0]), []).append(seconds)
-        if (wrapped := wrapped_module(call[0])) is not None:
+        before, self._seconds = self._seconds, self._pass_seconds()
+        seconds = self._seconds - before
+        if not seconds:  # on another thread
+            return
+        self._found.setdefault(type(module), []).append(seconds)
+        if (wrapped := wrapped_module(module)) is not None:
             self._found.setdefault(type(wrapped), []).append(seconds)
 
     def _pause_search(self, *_: object) -> None:
@@ -150,6 +214,23 @@ class RootModules:
             return self._in_pass(original, inherited_call(module_class) if inherits else original)
 
         self._watched[module_class] = replace(module_class, "__call__", make)
+
+    def _in_search(self, original: Function) -> Function:
+        """Wrap the call of a module of any class, and note the outermost ones."""
+        timeline, guard, within = self._timeline, self._guard, self._in_pass(original, original)
+
+        def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling() or guard.disabled or timeline.is_within(NOT_SEARCHED):
+                return original(module, *args, **kwargs)
+            try:
+                return within(module, *args, **kwargs)
+            finally:
+                try:
+                    self._note(module)
+                except BaseException as error:
+                    guard.disable(error)
+
+        return skip_frame(watched)
 
     def _in_pass(self, original: Function, plain: Function) -> Function:
         """Wrap `plain`, a call of a module of a watched class, as forward or evaluation.
@@ -219,5 +300,8 @@ def _compiler_callbacks() -> Any:
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Search for root modules from the end of the first step on."""
     roots = RootModules(timeline, guard)
-    timeline.steps.wake_at(1, guard(roots.wake))
-    return [roots.remove]
+    roots.begin()
+    poll = guard(roots.poll)
+    timeline.steps.polls.append(poll)
+    watch = around(guard, roots.trained_parts, roots.begin_evaluation)
+    return [roots.remove, lambda: timeline.steps.polls.remove(poll), replace(torch.nn.Module, "eval", watch)]

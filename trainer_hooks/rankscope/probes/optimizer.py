@@ -26,15 +26,15 @@ from torch.optim.optimizer import (
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.record.layout import BACKWARD, FORWARD, INDEX, OPTIMIZER
+from rankscope.record.layout import BACKWARD, COLLECTIVE_WAIT, FORWARD, INDEX, OPTIMIZER
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import OPTIMIZER_STEP, SCRIPT
 from rankscope.timeline.timeline import Timeline
-from rankscope.timeline.turns import Turns
 
 MICRO_STEPS = INDEX["micro_steps"]
 FIRST_PHASES = frozenset({FORWARD, BACKWARD})  # that a step may begin with
 MOST_THREADS = 1024  # remembered
+MOST_REFUSALS = 8  # a thread that has just done its part of a step may not wait yet
 
 
 class WithinBackward:
@@ -52,8 +52,11 @@ class StepMarker:
         self._steps = timeline.steps
         self._guard = guard
         self._open: dict[int, Phases | None] = {}
-        self._count_turn = Turns(on_change=self._note_marking).count
-        self._concurrent_threads: set[int] = set()  # threads that train at the same time as the followed one
+        self._count_turn = self._steps.turns.count
+        self._steps.turns.on_change = self._note_marking
+        # How often each thread began a part of a step while the followed one trained: it trains at the same time.
+        self._refusals: dict[int, int] = {}
+        self._left: tuple[int | None, int] = (None, 0)  # the thread followed before, and the number of steps then
         # The last thread that stepped without being followed, and the timeline's last event then.
         self._last_unfollowed = (0, 0.0)
 
@@ -113,27 +116,34 @@ class StepMarker:
     def follow(self, phase: int) -> bool:
         """Follow the training to another thread that begins a step after the followed thread has ended one.
 
-        The threads of a pool alternate like that. Threads that train at the same time do not; one of them is followed.
+        Also if it begins another part of a step while the followed thread waits. The threads of a pool alternate like
+        that. Threads that train at the same time do not; one of them is followed. A thread that has made no step since
+        is left again.
         """
+        if phase == COLLECTIVE_WAIT:  # the followed thread waits for a thread that waits for other ranks
+            return self._timeline.is_waiting_for_thread
         thread = get_ident()
-        if phase not in FIRST_PHASES or thread in self._concurrent_threads or not is_grad_enabled():
+        refusals, timeline, steps = self._refusals.get(thread, 0), self._timeline, self._steps
+        if phase not in FIRST_PHASES or refusals >= MOST_REFUSALS or not is_grad_enabled():
             return False
-        if self._steps.is_between:
-            self._timeline.adopt()
+        returns = timeline.open_phases[1] is None and self._left == (thread, steps.count)
+        if returns or steps.is_between or timeline.is_waiting_for_thread:
+            self._left = timeline.adopt(), steps.count
             return True
-        if len(self._concurrent_threads) < MOST_THREADS:
-            self._concurrent_threads.add(thread)
+        if refusals or len(self._refusals) < MOST_THREADS:
+            self._refusals[thread] = refusals + 1
         return False
 
     def _enter_on_new_thread(self) -> Phases | None:
         """Follow the training to this thread if the followed thread did nothing between two steps of this one.
 
-        A notebook trains in one thread and later in another. A framework's own training thread is followed from its
-        first step on. Of two threads that train at the same time, one is followed.
+        Also if it waits for a thread. A notebook trains in one thread and later in another. A framework's own training
+        thread is followed from its first step on. Of two threads that train at the same time, one is followed.
         """
         timeline = self._timeline
         seen = get_ident(), timeline.last_event
-        if self._steps.has_started and (seen != self._last_unfollowed or timeline.open_phases[1] is not None):
+        is_active = seen != self._last_unfollowed or timeline.open_phases[1] is not None
+        if self._steps.has_started and is_active and not timeline.is_waiting_for_thread:
             self._last_unfollowed = seen
             return None
         timeline.adopt()

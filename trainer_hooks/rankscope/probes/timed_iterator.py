@@ -22,7 +22,8 @@ class TimedIterator:
         set_own("has_loader", False)  # whether the last item came from a DataLoader, which is watched too
 
     def __iter__(self) -> TimedIterator:
-        return self
+        again = iter(self._iterator)  # starts an epoch, in some iterators
+        return self if again is self._iterator else timed_iterator(again, self._fetch)
 
     def __next__(self) -> Any:
         return self._fetch(self, self._iterator.__next__)

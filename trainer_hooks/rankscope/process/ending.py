@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from _sitebuiltins import Quitter  # of `exit` and `quit`
 from collections.abc import Callable
 from dis import opmap
 from pathlib import Path
@@ -54,9 +55,13 @@ class Ending:
         self._error_before = getattr(sys, "last_value", None)
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
-        # The same function under both names: multiprocessing pickles it by the second.
-        self._undo = [replace(posix, "_exit", self._watch_os_exit), replace(os, "_exit", lambda _: posix._exit)]  # noqa: SLF001 - its name
+        for name, watch in (("_exit", self._watch_os_exit), ("execv", self._watch_exec), ("execve", self._watch_exec)):
+            # The same function under both names: multiprocessing pickles it by the second.
+            self._undo.append(replace(posix, name, watch))
+            self._undo.append(replace(os, name, lambda _, name=name: getattr(posix, name)))  # type: ignore[misc]
         self._undo.append(replace(sys, "exit", self._watch_sys_exit))
+        self._undo.append(replace(Quitter, "__call__", self._watch_sys_exit))
+        self._undo.append(replace(signal, "signal", self._watch_handlers))
 
     def watch_published(self) -> None:
         """Start the watches that need a record, or that are needed only once there is one."""
@@ -71,10 +76,23 @@ class Ending:
     def renew(self) -> None:
         """Register SIGTERM with the record's current descriptor; unregister it if the record has none."""
         if self._watches_sigterm and self._writer.fileno() >= 0:
-            # Already registered: this changes only the number, not the handler.
+            # If it is still registered, this changes only the number, not the handler.
             faulthandler.register(signal.SIGTERM, file=self._writer.fileno(), all_threads=False, chain=True)
         elif self._watches_sigterm:
             self._forget_sigterm()
+
+    def _watch_handlers(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Wrap `signal.signal`: a job that restores the default handler of SIGTERM also removes the hook's."""
+
+        def watched(*args: object, **kwargs: object) -> object:
+            before = original(*args, **kwargs)
+            if args == (signal.SIGTERM, signal.SIG_DFL) and self._watches_sigterm:
+                with contextlib.suppress(Exception):
+                    faulthandler.unregister(signal.SIGTERM)
+                    self.renew()
+            return before
+
+        return watched
 
     def forget(self) -> None:
         """Undo every watch."""
@@ -130,14 +148,28 @@ class Ending:
     def _watch_os_exit(self, original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
         def watched(status: int) -> NoReturn:
             if isinstance(status, int):  # else it raises
-                self.write(layout.FINISHED if is_success(status) else layout.EXCEPTION)
+                is_planned = is_success(status) or is_status_of_signal(status)
+                self.write(layout.FINISHED if is_planned else layout.EXCEPTION)
             original(status)
 
         return watched
 
+    def _watch_exec(self, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        """Wrap a call that replaces the process, often by the same script: it does not run the exit functions."""
+
+        def watched(*args: object, **kwargs: object) -> NoReturn:
+            before = self._writer.slots[INDEX["ended"]]
+            self.write(layout.FINISHED)
+            try:
+                original(*args, **kwargs)
+            finally:
+                self._writer.slots[INDEX["ended"]] = before  # it failed
+
+        return watched
+
     def _watch_sys_exit(self, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
-        def watched(*status: object) -> NoReturn:
-            error = error_of_exit(original, status)
+        def watched(*args: object, **kwargs: object) -> NoReturn:
+            error = error_of_exit(original, *args, **kwargs)
             is_main = threading.current_thread() is threading.main_thread() and not is_interactive()
             self._failure = error if is_main and is_failure(error) else None
             raise error.with_traceback(None)
@@ -186,14 +218,18 @@ def is_failure(error: SystemExit) -> bool:
     It may have been asked if it handles SIGTERM, catches Ctrl-C, or exits with a shell's status for a signal.
     """
     is_asked = callable(signal.getsignal(signal.SIGTERM)) or isinstance(error.__context__, KeyboardInterrupt)
-    is_status_of_signal = isinstance(error.code, int) and error.code > SIGNALS
-    return not (is_success(error.code) or is_asked or is_status_of_signal)
+    return not (is_success(error.code) or is_asked or is_status_of_signal(error.code))
 
 
-def error_of_exit(exit_function: Callable[..., NoReturn], status: tuple[object, ...]) -> SystemExit:
-    """Return the error that `sys.exit` raises for this status."""
+def is_status_of_signal(code: object) -> bool:
+    """Return whether this is a shell's exit status for a program that a signal ended."""
+    return isinstance(code, int) and code > SIGNALS
+
+
+def error_of_exit(exit_function: Callable[..., NoReturn], *args: object, **kwargs: object) -> SystemExit:
+    """Return the error that `sys.exit` or `exit` raises for these arguments."""
     try:
-        exit_function(*status)
+        exit_function(*args, **kwargs)
     except SystemExit as error:
         return error
 
@@ -207,8 +243,11 @@ def is_uncaught(error: BaseException) -> bool:
     handled = error.__traceback__
     if handled is None:
         return True
-    frame = handled.tb_frame
-    return frame.f_lasti == handled.tb_lasti or frame.f_code.co_code[frame.f_lasti] == opmap["RERAISE"]
+    frame, code = handled.tb_frame, handled.tb_frame.f_code.co_code
+    last = code[frame.f_lasti : frame.f_lasti + 2]  # the instruction and its argument: 0 for a `raise` without an error
+    return (
+        frame.f_lasti == handled.tb_lasti or last[0] == opmap["RERAISE"] or last == bytes((opmap["RAISE_VARARGS"], 0))
+    )
 
 
 def is_interactive() -> bool:

@@ -58,7 +58,11 @@ class CheckpointCounter:
         if self._open:
             self._bytes += size
         else:
-            self._count(size or self._bytes)
+            self._count(size or self._bytes, self._phases.clock() - self._began, time.time())
+
+    def count_finished(self, size: float, unix: float) -> None:
+        """Count a save of `size` bytes that another thread finished at the time `unix`, without blocking this one."""
+        self._count(size, 0.0, unix)
 
     def count_later(self) -> Callable[[float, float], None]:
         """Return a function to call with bytes and unix time when the open save has finished in the background.
@@ -81,10 +85,8 @@ class CheckpointCounter:
 
         return count
 
-    def _count(self, size: float) -> None:
+    def _count(self, size: float, seconds: float, unix: float) -> None:
         slots = self._phases.writer.slots
-        now, unix = self._phases.clock(), time.time()
-        seconds = now - self._began
         if slots[STEPS] == self._last_step:
             slots[LAST_SECONDS] += seconds
             slots[LAST_BYTES] += size
@@ -93,5 +95,5 @@ class CheckpointCounter:
             slots[CHECKPOINTS] += 1
             slots[LAST_SECONDS], slots[LAST_BYTES] = seconds, size
         slots[BYTES] += size
-        renew_unix_times(slots, unix, now)
+        renew_unix_times(slots, time.time(), self._phases.clock())
         slots[LAST_UNIX] = unix

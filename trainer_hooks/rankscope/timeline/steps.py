@@ -11,16 +11,19 @@ from rankscope.record.layout import FORWARD, INDEX, PASSES_WITHOUT_STEP, RING_ST
 from rankscope.timeline.batches import Batch, Batches
 from rankscope.timeline.groups import Groups
 from rankscope.timeline.phases import PhaseClock
+from rankscope.timeline.turns import Turns
 
 NOTHING, BACKWARD_PASS, OPTIMIZER_STEP, SCRIPT = range(len(layout.STEP_MARKERS))
 
 SETTLED_STEPS = 20  # polls run after each of these first steps, later at most once a second
 POLL_INTERVAL = 1.0  # seconds
+CHECK_INTERVAL = 10  # backward passes between two checks whether a long accumulation still is one
 
 STEPS = INDEX["steps"]
 MICRO_STEPS = INDEX["micro_steps"]
 SAMPLES = INDEX["samples"]
 TOKENS = INDEX["tokens"]
+AMP_SCALE = INDEX["amp_scale"]
 STEP_SECONDS = INDEX["step_seconds"]
 STEP_BUCKETS = INDEX["step_buckets"]
 # In an entry of the ring: the copied slots, and among them the seconds of forward passes.
@@ -38,6 +41,7 @@ class Steps:
         self.on_end: Callable[[float, int], object] | None = None  # called with the step's end and the open phase
         self.polls: list[Callable[[], None]] = []  # called at a step's end, at most once a second: costly work
         self.batches = Batches()
+        self.turns = Turns()
         self._wake_number: float = inf
         self._on_wake: Callable[[int], int | None] = lambda _: None
         self.restart()
@@ -48,6 +52,8 @@ class Steps:
         self._last_end = self._next_poll = 0.0
         self._bucket = (inf, inf, STEP_BUCKETS)  # of the last step: bounds (none yet) and slot
         self.batches.restart()
+        self.turns.restart()
+        self.check_after: float = PASSES_WITHOUT_STEP  # passes after which `check_pass` is to be called
         # The script's samples and tokens of the step that ends next.
         self.script_counts: tuple[float | None, float | None] | None = None
         self.samples_are_unknown = False  # of some used batch, so the sum means nothing
@@ -156,15 +162,27 @@ class Steps:
         others = [Batch(one.samples if keeps_samples else 0.0, one.tokens * keeps_tokens) for one in batches]
         return [*others, Batch(samples or 0.0, tokens or 0.0)]
 
-    def end_unmarked_pass(self) -> None:
-        """Handle the end of a backward pass while nothing else marks steps.
+    def check_pass(self, in_evaluation_mode: bool) -> None:
+        """Handle the end of a backward pass, if there have been more than `check_after` in all.
 
-        After many of these passes each counts as a step, including the earlier ones.
+        After many of these passes without a step each counts as a step, including the earlier ones: an optimizer may be
+        compiled after its first steps. Not passes of an evaluation (of attacks, of explanations), nor those of a job
+        with a gradient scaler, which may skip any number of steps.
         """
-        if self.micro_steps > PASSES_WITHOUT_STEP:
-            number = 1 if self.marker == BACKWARD_PASS else self.micro_steps
-            self.marker = BACKWARD_PASS
-            self.end(number)
+        if self.marker == SCRIPT:
+            self.check_after = inf
+            return
+        passes = self.turns.passes_without_step(self.micro_steps)
+        if self.marker == OPTIMIZER_STEP and (in_evaluation_mode or self._phases.slots[AMP_SCALE]):
+            self.turns.ignore_passes(self.micro_steps)
+            passes = 0
+        if self.marker != BACKWARD_PASS and self.turns.may_still_step(passes):
+            left = PASSES_WITHOUT_STEP - passes
+            self.check_after = self.micro_steps + (left if left >= 0 else CHECK_INTERVAL)
+            return
+        number = 1 if self.marker == BACKWARD_PASS else int(passes)
+        self.marker, self.check_after = BACKWARD_PASS, 0.0
+        self.end(number)
 
     def take_over(self, marker: int) -> bool:
         """Let `marker` mark the steps from now on. Returns False if a backward pass has already counted this step."""

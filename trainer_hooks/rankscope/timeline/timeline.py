@@ -42,11 +42,20 @@ class Job:
         self.objects: dict[str, Callable[[], Any]] = {}  # weak references, by role
         self.autocast = ""  # the data type of the last autocast
         self.model: Callable[[], Any] = lambda: None  # weak reference to a module that trains in training mode
+        self.last_model: Callable[[], Any] = lambda: None  # likewise, even if it then had a pass in evaluation mode
 
     def is_evaluating(self) -> bool:
         """Return whether the trained module is in evaluation mode."""
-        model = self.model()
-        return model is not None and not model.training
+        return is_in_evaluation_mode(self.model())
+
+    def is_in_evaluation_mode(self) -> bool:
+        """Return the same, even if there have been passes with gradients in evaluation mode (adversarial examples)."""
+        return is_in_evaluation_mode(self.last_model())
+
+
+def is_in_evaluation_mode(module: Any) -> bool:
+    """Return whether the module, if there is one, is in evaluation mode."""
+    return module is not None and not module.training
 
 
 class Timeline(PhaseClock):
