@@ -3,8 +3,8 @@
 - `low_utilization`: the run computes for at least `computing` of its time, but its GPUs are busy for at most `low_use`.
   The cause is `memory_bound` if more than `memory_bound` of their memory is used, `batch_too_small` if at most
   `memory_spare` is used.
-- `cpu_fallback`: a rank makes steps, while its GPU was idle for `cpu_only` seconds and less than `memory_held` of its
-  memory is used.
+- `cpu_fallback`: a rank has trained for `cpu_only` seconds while its GPU was idle, and less than `memory_held` of its
+  memory is used. Its start-up does not count: at the first steps, the reading of the GPU may be older than they are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from statistics import fmean
 from rankscope_exporter.diagnosis.detectors.loss import Window, place
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.readings import RankReading
 
 LOW, CPU = "low_utilization", "cpu_fallback"
 
@@ -45,8 +46,15 @@ def detect_cpu(window: Window, _past: Past) -> Iterator[Candidate]:
             continue
         if gpu.idle_seconds > window.thresholds.cpu_only / 2 and gpu.memory_ratio < window.thresholds.memory_held:
             steps = {"steps_per_second": one.spent.steps / one.seconds}
-            needed = window.thresholds.cpu_only
-            yield Candidate(CPU, 1.0, place=place(one), evidence=steps, lasted=gpu.idle_seconds, needed=needed)
+            lasted = min(gpu.idle_seconds, _trained_seconds(one.now))
+            yield Candidate(
+                CPU, 1.0, place=place(one), evidence=steps, lasted=lasted, needed=window.thresholds.cpu_only
+            )
+
+
+def _trained_seconds(rank: RankReading) -> float:
+    spent = rank.counters.phases
+    return sum(spent.values()) - spent.get("startup", 0.0)
 
 
 DETECTORS = StateDetector((LOW,), detect_low), StateDetector((CPU,), detect_cpu, is_critical=True)

@@ -124,7 +124,17 @@ def idle(seconds: float | None, memory: float | None) -> Adjust:
 def test_a_rank_that_makes_steps_on_an_idle_gpu_trains_on_the_cpu() -> None:
     candidate = found(adjust=idle(90.0, 0.01))["cpu_fallback"]
     assert (candidate.place.rank, candidate.place.gpu) == (1, "1")
-    assert candidate.lasted == 90.0 > candidate.needed
+    assert candidate.lasted == pytest.approx(25.0), "the rank has trained for 25 of the 90 seconds"
+
+
+@pytest.mark.parametrize("idle_seconds", [90.0, 600.0])
+def test_a_gpu_that_was_idle_while_its_rank_started_is_no_finding_at_the_first_steps(idle_seconds: float) -> None:
+    trial = Trial()
+    trial.training.adjust = idle(idle_seconds, 0.01)
+    trial.train(55)
+    assert not trial.kinds()
+    trial.train(15)
+    assert trial.kinds() == {"cpu_fallback"}
 
 
 @pytest.mark.parametrize(
