@@ -123,7 +123,7 @@ def healthy(seed: int) -> Plan:
         plan,
         events=tuple(sorted(_events(plan, draw), key=lambda one: one.at)),
         lengths_over_time=tuple((_within(draw), draw.uniform(0.5, 2.0)) for _ in range(draw.poisson(1.0))),
-        caps=tuple(_cap(draw) for _ in range(draw.poisson(0.5))),
+        caps=_caps(draw),
         skewed=_clocks(plan.nodes, draw),
     )
 
@@ -219,6 +219,16 @@ def _times(draw: Draw, a_day: float) -> list[float]:
 
 def _within(draw: Draw) -> float:
     return float(draw.uniform(0, DAY))
+
+
+def _caps(draw: Draw) -> tuple[tuple[float, float, float], ...]:
+    """Return caps one after the other: of two at once, only the lower clock would count, not the sum."""
+    caps, free = list[tuple[float, float, float]](), 0.0
+    for begins, ends, part in sorted(_cap(draw) for _ in range(draw.poisson(0.5))):
+        if max(begins, free) < ends:
+            caps.append((max(begins, free), ends, part))
+            free = ends
+    return tuple(caps)
 
 
 def _cap(draw: Draw) -> tuple[float, float, float]:
