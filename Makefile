@@ -7,7 +7,7 @@ BIN := .venv/bin
 PYTESTS = $(BIN)/python -m pytest
 # A worker takes a whole file, because its tests share fixtures. tests/conftest.py sorts the files: slow ones first.
 AT_ONCE = -n 3 --dist loadfile --no-loadscope-reorder
-ALONE = -n 2 --dist loadgroup
+ALONE = -n 3 --dist loadgroup
 RULE_TESTS = tests/rules tests/grafana/test_run_states.py tests/validation/test_month.py tests/validation/test_serving_pods.py
 LINT = $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && git ls-files -z | xargs -0 $(BIN)/codespell && $(BIN)/mypy
 RELEASE := .release/bin

@@ -32,8 +32,8 @@ PRINTED = {
     "upgrade.md": [],
 }
 """The expected output of each page's commands, in this order. No command may fail."""
-ALONE = {"one-box.md": [pytest.mark.alone, pytest.mark.xdist_group("gloo")]}
-"""The page whose job's alerts are checked, in one worker with half of the gauntlet's live tests."""
+ALONE = {"one-box.md": [pytest.mark.alone, pytest.mark.xdist_group("shipped")]}
+"""The page whose job's alerts are checked, in one worker with the demo."""
 
 
 def blocks(page: str, language: str) -> list[str]:

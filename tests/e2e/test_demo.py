@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from examples.demo.story import Demo
 
-# In one worker with the gauntlet's shorter half, so that both workers end at the same time.
-pytestmark = [pytest.mark.alone, pytest.mark.xdist_group("asynchronous")]
+# Beside one job of the gauntlet on each kind of device.
+pytestmark = [pytest.mark.alone, pytest.mark.xdist_group("shipped")]
 
 
 def test_the_demo_notifies_of_both_faults_and_nothing_else(tmp_path: Path, run_dir: Path) -> None:
