@@ -31,6 +31,7 @@ BY_DIRECTORY = {
     "tests/deploy/test_helm.py": "e2e",
     "tests/docs/test_install.py": "slow",
     "tests/e2e": "e2e",
+    "tests/exporter/job_report/test_report.py": "e2e",
     "tests/exporter/web": "e2e",
     "tests/rules": "promtool",
     "tests/test_wheel.py": "slow",

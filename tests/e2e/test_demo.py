@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from examples.demo.story import Demo
 
-# Beside one job of the gauntlet on each kind of device.
+# At the same time as one job of the gauntlet on each kind of device.
 pytestmark = [pytest.mark.alone, pytest.mark.xdist_group("shipped")]
 
 
