@@ -60,6 +60,13 @@ def test_one_line_at_the_start_and_one_at_the_end(run_dir: Path) -> None:
     assert " of startup (host clock): " in last
 
 
+@pytest.mark.parametrize("program", ["true", "missing-program"])
+def test_one_line_at_the_end_if_the_script_executes_another_program(run_dir: Path, program: str) -> None:
+    code = f"try:\n    os.execvp('{program}', ['{program}'])\nexcept OSError:\n    rankscope.step()"
+    number = 8 if program == "true" else 9
+    assert [line.split(" in ")[0] for line in hook_lines(job(run_dir, code))[1:]] == [f"rankscope: {number} steps"]
+
+
 @pytest.mark.parametrize("variables", [{"RANKSCOPE_QUIET": "1"}, {"RANKSCOPE_QUIET": "True"}, {"RANK": "3"}], ids=str)
 def test_no_line_if_quiet_or_not_rank_0(run_dir: Path, variables: dict[str, str]) -> None:
     rank = WITHOUT_TORCH if "True" in variables.values() else TRAIN

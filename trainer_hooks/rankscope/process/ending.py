@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dis import opmap
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rankscope.patch import Undo, replace
 from rankscope.record import layout
@@ -158,6 +158,8 @@ class Ending:
         """Wrap a call that replaces the process, often by the same script: it does not run the exit functions."""
 
         def watched(*args: object, **kwargs: object) -> NoReturn:
+            if not is_file(args[0] if args else kwargs.get("path")):  # `os.execvp` tries each directory of the PATH
+                original(*args, **kwargs)
             before = self._writer.slots[INDEX["ended"]]
             self.write(layout.FINISHED)
             try:
@@ -219,6 +221,14 @@ def is_failure(error: SystemExit) -> bool:
     """
     is_asked = callable(signal.getsignal(signal.SIGTERM)) or isinstance(error.__context__, KeyboardInterrupt)
     return not (is_success(error.code) or is_asked or is_status_of_signal(error.code))
+
+
+def is_file(path: Any) -> bool:
+    """Return whether this path or descriptor is that of a file."""
+    try:
+        return os.path.isfile(path)  # noqa: PTH113 - takes a descriptor, too
+    except TypeError:
+        return False
 
 
 def is_status_of_signal(code: object) -> bool:
