@@ -1,4 +1,4 @@
-"""Fixtures and hooks for all tests: an empty run directory in memory, a free port, and the tests' tiers."""
+"""Fixtures and hooks for all tests: a run directory in memory, an old boot, a free port, and the tests' tiers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,13 @@ def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("RANKSCOPE_RUN_DIR", str(directory))
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def old_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shift this process's monotonic clock, as if the machine had been started a day earlier than it was."""
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 86400.0)
 
 
 @pytest.fixture

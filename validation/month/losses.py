@@ -29,7 +29,6 @@ BASELINE_MARGIN = 0.9  # ratio of the run's baseline
 BASELINE_EVERY = 20  # rows between two estimates of the baseline
 UNPLANNED = [number for number in range(len(PHASES)) if number not in PLANNED_NUMBERS]
 COMPUTING_NUMBERS = [P[phase] for phase in COMPUTING if phase in P]
-OF_RUN = ("rotating_straggler", "data", "network", "copies", "throttling")
 ABSENT = ("small_collectives", "launch", "device_reads")
 """Losses that a simulated run does not have."""
 
@@ -127,7 +126,8 @@ class _Parts:
         usual_wait = np.sort(self._ratios[:, P["data_wait"]], axis=1)[:, (self._ratios.shape[2] - 1) // 2]
         found: dict[Key, Array] = {("straggler", rank): lags[:, rank] for rank in range(lags.shape[1])}
         return found | {
-            ("rotating_straggler", None): np.where(is_comparable, skew.mean(axis=1), np.nan),
+            ("uneven_steps", None): (in_turn := np.where(is_comparable, skew.mean(axis=1), np.nan)),
+            ("rotating_straggler", None): in_turn,
             ("data", None): np.where(usual_wait > Thresholds().loss / 2, moving[:, P["data_wait"]], 0.0),
             ("network", None): np.where(is_comparable, self._transfer(moving[:, WAIT]), np.nan),
             ("copies", None): moving[:, P["h2d_copy"]],
@@ -159,7 +159,7 @@ def near_ends(polls: Polls, losses: Losses) -> Array:
     shortest = spans[limits.tiers[0]]
     useful, rate = (_means(losses.values[key], shortest) for key in (USEFUL, STEPS_RATE))
     in_turn = rotating.wait_by_chance(limits, 8)
-    allowances = {"network": limits.network_allowance, "rotating_straggler": in_turn}
+    allowances = {"network": limits.network_allowance, "uneven_steps": in_turn, "rotating_straggler": in_turn}
     found = np.zeros(len(shortest), bool)
     for key, values in losses.values.items():
         if key in (USEFUL, STEPS_RATE) or key[0] in ABSENT:

@@ -75,6 +75,6 @@ class Pending:
 
     candidate: Candidate
     lacks: str
-    """`time`, `steps`, `baseline`, `paused`, `interactive` or `explained`."""
+    """`time`, `steps`, `baseline`, `paused`, `interactive`, `explained` or `usual`."""
     remaining: float | None = None
     """Seconds until it is a finding if it lasts; None if unknown."""

@@ -26,8 +26,10 @@ ROWS, MINUTES = 30, 5
 MIN_PAUSE = 0.5
 FEWEST_ROWS = 4
 """The fewest rows that have a quartile. The first steps of a run are not usual: they compile, warm up or load."""
-BASELINE_AFTER = 600.0
-"""Seconds of steps after which a run has a baseline."""
+BASELINE_AFTER = 1 / 6
+"""Ratio of the baseline's time after which it is known."""
+LOWER, HIGH = 0.25, 0.9
+"""The quantiles of a baseline. A loss that varies exceeds the lower one most of the time, and the high one rarely."""
 PAUSES_KEPT = 64
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
 """The exceptions that reading a damaged state raises."""
@@ -66,9 +68,10 @@ class History:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._row_every = min(ROW_SECONDS, thresholds.baseline_seconds / ROWS)
+        self._baseline_after = BASELINE_AFTER * thresholds.baseline_seconds
         self._minute = min(MINUTE, thresholds.amp_seconds / MINUTES, thresholds.checkpoint_seconds / ROWS)
         self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / self._row_every))
-        self._known_quartiles: dict[tuple[str, int], tuple[float | None, float | None]] = {}
+        self._known_quantiles: dict[tuple[str, int, float], tuple[float | None, float | None]] = {}
         self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
         self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / self._minute) + 1)
         self._began = self._progress = -math.inf
@@ -81,7 +84,7 @@ class History:
     @property
     def has_baseline(self) -> bool:
         """Return whether the rows cover enough time."""
-        return bool(self._rows) and self._rows[-1].at - self._rows[0].at >= BASELINE_AFTER
+        return bool(self._rows) and self._rows[-1].at - self._rows[0].at >= self._baseline_after
 
     def observe(self, at: float, ranks: Iterable[RankReading]) -> None:
         """Add the readings of the living ranks at one moment."""
@@ -132,30 +135,41 @@ class History:
         to_useful = {kind: loss / useful for kind, loss in losses.items()} if useful > 0.0 else {}
         per_step = {kind: loss / steps_rate for kind, loss in losses.items()} if steps_rate > 0.0 else {}
         self._rows.append(Row(at, to_useful, per_step))
-        self._known_quartiles.clear()
+        self._known_quantiles.clear()
 
-    def baseline(self, kind: str, before: float, useful: float, steps_rate: float) -> float | None:
-        """Return the run's usual loss before that time, the lower quartile of the last hour; None in the first minute.
+    def baseline(
+        self, kind: str, before: float, useful: float, steps_rate: float, quantile: float = LOWER
+    ) -> float | None:
+        """Return the run's usual loss before that time, a quantile of the last hour; None in the first minute.
 
         It is the larger of the loss per second of useful work and the loss per step. A ratio of all time would decrease
         when something else takes more time, and a step with a shorter batch computes less but waits as long as before.
         """
-        to_useful, per_step = self._quartiles(kind, before)
+        to_useful, per_step = self._quantiles(kind, before, quantile)
         known = [
             None if to_useful is None else to_useful * useful,
             None if per_step is None else per_step * steps_rate,
         ]
         return max((one for one in known if one is not None), default=None)
 
-    def _quartiles(self, kind: str, before: float) -> tuple[float | None, float | None]:
-        """Return the lower quartiles of a loss per useful second and per step. Cached for the same rows."""
+    def forget(self, kind: str, since: float) -> None:
+        """Take the losses of a kind since that time out of its baseline: a fault is not usual."""
+        for number, row in enumerate(self._rows):
+            if row.at >= since and kind in row.to_useful.keys() | row.per_step.keys():
+                useful, step = ({k: v for k, v in one.items() if k != kind} for one in (row.to_useful, row.per_step))
+                self._rows[number] = Row(row.at, useful, step)
+                self._known_quantiles.clear()
+
+    def _quantiles(self, kind: str, before: float, quantile: float) -> tuple[float | None, float | None]:
+        """Return the quantiles of a loss per useful second and per step. Cached for the same rows."""
         rows = sum(row.at <= before for row in self._rows)
-        if (kind, rows) not in self._known_quartiles:
+        known = kind, rows, quantile
+        if known not in self._known_quantiles:
             chosen = list(self._rows)[:rows]
             to_useful = [row.to_useful[kind] for row in chosen if kind in row.to_useful]
             per_step = [row.per_step[kind] for row in chosen if kind in row.per_step]
-            self._known_quartiles[kind, rows] = _lower_quartile(to_useful), _lower_quartile(per_step)
-        return self._known_quartiles[kind, rows]
+            self._known_quantiles[known] = _quantile(to_useful, quantile), _quantile(per_step, quantile)
+        return self._known_quantiles[known]
 
     def past(self, at: float) -> Past:
         """Return the history that state detectors read."""
@@ -211,7 +225,7 @@ def _numbers(saved: Mapping[str, Any]) -> Mapping[str, float]:
     return {str(kind): float(value) for kind, value in dict(saved).items()}
 
 
-def _lower_quartile(values: list[float]) -> float | None:
+def _quantile(values: list[float], quantile: float) -> float | None:
     if len(values) < FEWEST_ROWS:
         return None
-    return quantiles(values, n=4, method="inclusive")[0]
+    return quantiles(values, n=20, method="inclusive")[round(20 * quantile) - 1]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
 from rankscope_exporter.diagnosis import lost
-from rankscope_exporter.diagnosis.detectors import STATES, straggler
+from rankscope_exporter.diagnosis.detectors import STATES, rotating, straggler
 from rankscope_exporter.diagnosis.detectors.hang import is_interactive
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
@@ -171,7 +171,8 @@ class RunJudge:
         return found
 
     def _decide(self, verdict: Verdict, window: Window, states: Sequence[Candidate]) -> None:
-        found = [*self._losses.open.values(), *self._states.open.values()]
+        usual = self._losses.open.get((rotating.USUAL, None))
+        found = [one for one in (*self._losses.open.values(), *self._states.open.values()) if one is not usual]
         candidates = [finding.candidate for finding in found]
         keys = {candidate.key for candidate in candidates}
         self._explained = {key: last for key, last in self._explained.items() if key in keys}
@@ -182,6 +183,9 @@ class RunJudge:
                 verdict.findings.append(finding)
         verdict.pending += self._pending_states(verdict.at, window, states, candidates)
         verdict.pending += self._pending_stragglers(window, candidates)
+        if usual and (rotating.KIND, None) not in keys:
+            late = replace(usual.candidate, kind=rotating.KIND)
+            verdict.pending.append(Pending(late, "explained" if explanation(late, candidates) else "usual"))
 
     def _is_explained(self, at: float, candidate: Candidate, others: Sequence[Candidate]) -> bool:
         """Return whether another finding explains the candidate, or did so recently: the two do not end together."""

@@ -11,7 +11,7 @@ from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, rotating, str
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
-from rankscope_exporter.diagnosis.history import History
+from rankscope_exporter.diagnosis.history import HIGH, LOWER, History
 from rankscope_exporter.diagnosis.parts import Key, Parts, Span
 from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
 
@@ -23,6 +23,8 @@ STATE_GAP = 5.0
 """Seconds for which a state may be absent and still count as the same one."""
 CHANCE = 4.5
 """The standard errors that a mean lag does not reach by chance: one of ten ranks does in one of 30,000 windows."""
+LATE_RANKS = (straggler.KIND, rotating.KIND)
+"""The findings of which the wait for late ranks is not usual."""
 CRITICAL = frozenset(kind for detector in STATES if detector.is_critical for kind in detector.kinds)
 
 _DETECTORS = {detector.kind: detector for detector in LOSSES}
@@ -43,6 +45,8 @@ class LossFindings:
         """The newest part."""
         self._above: dict[Key, float] = {}
         """By key of each open finding: the time when its loss was last above the release limit."""
+        self._usual: dict[Key, float] = {}
+        """By key of each open finding about late ranks: its allowance when it began."""
 
     @property
     def open(self) -> Mapping[Key, Finding]:
@@ -59,6 +63,7 @@ class LossFindings:
         self._parts = Parts()
         self._open.clear()
         self._above.clear()
+        self._usual.clear()
 
     def add(self, at: float, seconds: float, part: Window) -> None:
         """Measure the losses of the newest part."""
@@ -68,6 +73,8 @@ class LossFindings:
             losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
         useful, steps_rate = part.lost.get("none", 0.0), part.run.steps_rate
         of_run = {kind: loss for (kind, rank), loss in losses.items() if rank is None}
+        if any(kind in LATE_RANKS for kind, _ in self._open):
+            of_run.pop(rotating.KIND, None)
         self._history.add(at, of_run, useful, steps_rate)
         self._parts.add(at, seconds, part.run.steps, {**losses, USEFUL: useful, STEPS_RATE: steps_rate})
 
@@ -83,7 +90,7 @@ class LossFindings:
             mean = shortest.mean(key)
             if key not in self._open and (mean is None or mean <= self._thresholds.loss):
                 continue  # no allowance is negative
-            allowance = self._allowance(key, shortest)
+            allowance = self._allowance(key, self._cause(key), shortest)
             loss = -math.inf if mean is None else mean - allowance
             if key in self._open:
                 self._review(at, key, mean, loss)
@@ -101,7 +108,13 @@ class LossFindings:
                 return tier
         return None
 
-    def _allowance(self, key: Key, shortest: Span) -> float:
+    def _cause(self, key: Key) -> str:
+        """Return the cause of an open finding, or of the usual loss before it; empty if there is none."""
+        usual = self._open.get((rotating.USUAL, None)) if key[0] == rotating.KIND else None
+        finding = self._open.get(key, usual)
+        return finding.candidate.cause if finding else ""
+
+    def _allowance(self, key: Key, cause: str, shortest: Span) -> float:
         """Return the allowance: what a healthy run may lose, or this run's baseline if that is less.
 
         For an open finding, the baseline is from before it began.
@@ -110,13 +123,26 @@ class LossFindings:
         if detector.allowance is None or self._part is None:
             return 0.0
         allowance = detector.allowance(self._part)
+        if (key[0], cause) == (rotating.KIND, rotating.UNEVEN_WORK):
+            return self._usual[key] if key in self._usual else self._uneven_allowance(key, allowance, shortest)
         before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
-        baseline = self._history.baseline(key[0], before, shortest.median(USEFUL), shortest.steps_rate())
+        baseline = self._baseline(key, before, shortest, LOWER)
         return allowance if baseline is None else min(allowance, baseline)
 
+    def _uneven_allowance(self, key: Key, by_chance: float, shortest: Span) -> float:
+        """Return the allowance of uneven work: what most jobs have, or this run usually has if that is less."""
+        limits = self._thresholds
+        usual = self._baseline(key, shortest.begins, shortest, HIGH) if self._history.has_baseline else None
+        allowance = limits.uneven_allowance if usual is None else limits.uneven_increase * usual
+        return max(by_chance, min(allowance, limits.uneven_allowance))
+
+    def _baseline(self, key: Key, before: float, shortest: Span, quantile: float) -> float | None:
+        useful, steps_rate = shortest.median(USEFUL), shortest.steps_rate()
+        return self._history.baseline(key[0], before, useful, steps_rate, quantile)
+
     def _begin(self, at: float, key: Key, tier: Tier, since: Since) -> None:
-        span = self._parts.span(tier)
-        if span is None:
+        span, shortest = self._parts.span(tier), self.shortest
+        if span is None or shortest is None:
             return
         # The time before its onset says nothing about its cause.
         began = span.onset(key, tier.limit / 2)
@@ -126,12 +152,18 @@ class LossFindings:
         candidate = _DETECTORS[key[0]].explain(window, key[1])
         if candidate is None or self._may_be_chance(candidate, window, tier):
             return
+        allowance = self._allowance(key, candidate.cause, shortest)
+        if not span.exceeds(key, tier, allowance):
+            return
         mean = span.mean(key) or candidate.ratio
         severe = [value > self._thresholds.severe for value in span.values(key)]
         is_critical = mean > self._thresholds.severe or sum(severe) > self._thresholds.severe_dips * len(severe)
         has_baseline = _DETECTORS[key[0]].allowance is None or self._history.has_baseline
         baseline = "known" if has_baseline else "unknown"
         self._open[key] = Finding(replace(candidate, ratio=mean), began, at, is_critical, baseline)
+        if key[0] in LATE_RANKS:
+            self._history.forget(rotating.KIND, began)
+            self._usual[key] = allowance
 
     def _may_be_chance(self, candidate: Candidate, window: Window, tier: Tier) -> bool:
         """Return whether a rank may be the last one by chance, and has not been it for long.
@@ -142,7 +174,7 @@ class LossFindings:
         limits, key = self._thresholds, candidate.key
         if candidate.kind != straggler.KIND:
             return candidate.cause == rotating.COLLECTOR and tier == limits.tiers[0]
-        is_chance = (rotating.KIND, None) in self._open and not self._exceeds_chance(key, window.run)
+        is_chance = (rotating.USUAL, None) in self._open and not self._exceeds_chance(key, window.run)
         if not is_chance and not straggler.has_spikes(window.run, limits):
             return False
         long = Tier(limits.loss / 2, limits.spike_seconds, limits.tiers[0].steps, 8, 0.1)
@@ -155,7 +187,7 @@ class LossFindings:
         ranks = next(len(members) for members in run.peers.values() if key[1] in {one.rank for one in members})
         for steps in (first.steps, 2 * first.steps, 4 * first.steps):
             span = self._parts.span(first._replace(steps=steps))
-            skew = span.mean((rotating.KIND, None)) if span else None
+            skew = span.mean((rotating.USUAL, None)) if span else None
             if span is None or skew is None:
                 return False
             deviation = skew / rotating.expected_maximum(ranks)
@@ -170,6 +202,7 @@ class LossFindings:
         self._above[key] = at if is_above or key not in self._above else self._above[key]
         if at - self._above[key] > limits.release_seconds:
             del self._open[key], self._above[key]
+            self._usual.pop(key, None)
         elif is_above and mean is not None:
             is_critical = finding.is_critical or mean > limits.severe
             candidate = replace(finding.candidate, ratio=mean)

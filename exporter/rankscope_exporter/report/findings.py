@@ -16,6 +16,7 @@ LACKS: Mapping[str, str] = {
     "paused": "the run is paused",
     "interactive": "a single process outside of training steps, such as a notebook, does not alert",
     "explained": "another finding explains it",
+    "usual": "many runs have it from their start; an increase alerts",
 }
 """Reasons why a candidate is not a finding."""
 

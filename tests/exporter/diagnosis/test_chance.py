@@ -21,11 +21,31 @@ def uneven(deviation: float, seed: int) -> Change:
     return change
 
 
-@pytest.mark.parametrize(("ranks", "deviation"), [(4, 1.0), (10, 0.5)])
-def test_no_rank_is_named_if_all_differ_at_random(ranks: int, deviation: float) -> None:
+@pytest.mark.parametrize(("ranks", "deviation"), [(4, 1.0), (10, 0.5), (10, 0.2)])
+def test_uneven_work_from_the_start_is_no_finding_and_no_rank_is_named(ranks: int, deviation: float) -> None:
     trial = Trial(Training(ranks))
-    trial.train(600, uneven(deviation, seed=0))
+    verdict = trial.train(600, uneven(deviation, seed=0))
+    assert not trial.kinds()
+    (pending,) = (one for one in verdict.pending if one.candidate.kind == "rotating_straggler")
+    assert (pending.lacks, pending.candidate.cause) == ("usual", "uneven_work")
+
+
+def test_uneven_work_is_a_finding_if_hardly_a_job_has_as_much() -> None:
+    trial = Trial(Training(64))
+    trial.train(120, lambda step, rank, work: work.update(forward=0.02 if step % 64 != rank else 2.0))
     assert trial.kinds() == {"rotating_straggler"}
+
+
+@pytest.mark.parametrize(("ranks", "before", "seconds"), [(10, 0.1, 60.0), (3, 0.01, 4000.0)])
+def test_uneven_work_that_increases_is_a_finding_until_it_is_as_before(
+    ranks: int, before: float, seconds: float
+) -> None:
+    trial = Trial(Training(ranks))
+    trial.train(630, uneven(before, seed=0))
+    assert not trial.kinds()
+    trial.train(seconds, uneven(0.5, seed=1))
+    assert [finding.candidate.cause for finding in trial.opened("rotating_straggler")] == ["uneven_work"]
+    assert not trial.train(120, uneven(before, seed=2)).findings
 
 
 @pytest.mark.parametrize(("ranks", "seconds"), [(2, 1.0), (4, 2.0), (10, 1.0)])

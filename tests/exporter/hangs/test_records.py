@@ -99,6 +99,7 @@ def test_if_all_ranks_have_issued_as_many_and_none_is_in_a_collective_no_rank_is
     assert phases == "Phases: rank 1 in data_wait; ranks 0,2 in device_wait."
 
 
+@pytest.mark.usefixtures("old_boot")
 @pytest.mark.parametrize(("limit", "is_said"), [(7200.0, True), (1800.0, False)])
 def test_the_output_says_if_the_run_has_just_made_progress(tmp_path, capsys, monkeypatch, limit, is_said) -> None:
     monkeypatch.setattr(records, "HANGS_AFTER", limit)

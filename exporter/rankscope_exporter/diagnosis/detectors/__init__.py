@@ -22,6 +22,7 @@ from rankscope_exporter.diagnosis.detectors.state import StateDetector
 
 LOSSES: tuple[LossDetector, ...] = (
     straggler.DETECTOR,
+    rotating.USUAL_DETECTOR,
     rotating.DETECTOR,
     data.DETECTOR,
     network.DETECTOR,
@@ -37,5 +38,8 @@ STATES: tuple[StateDetector, ...] = (
     *utilization.DETECTORS,
     loss_scale.DETECTOR,
 )
-KINDS = (*(one.kind for one in LOSSES), *(kind for one in STATES for kind in one.kinds))
+KINDS = (
+    *(one.kind for one in LOSSES if one is not rotating.USUAL_DETECTOR),
+    *(kind for one in STATES for kind in one.kinds),
+)
 """All kinds of findings."""

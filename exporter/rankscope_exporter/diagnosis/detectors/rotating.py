@@ -4,11 +4,15 @@
 
 Causes: `gc` if Python's garbage collector explains half of the waiting; `spikes` if single steps are far longer than
 the rest; `uneven_work` if the late ranks are late in computing; else the phase that delays the late ranks most.
+
+The work of many jobs is uneven: their samples differ in length. That is a loss of the run, but no fault, and nobody is
+woken for it. Uneven work is a finding only beyond `uneven_allowance`, or beyond the run's own baseline if that is less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import NormalDist
 
 from rankscope.record import phases
@@ -18,6 +22,9 @@ from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "rotating_straggler"
+USUAL = "uneven_steps"
+"""The kind of the same loss before that allowance: no finding, but one of the ranks may be late by chance."""
+UNEVEN_WORK = "uneven_work"
 COLLECTOR = "gc"
 COLLECTOR_SHARE = 0.5
 
@@ -42,12 +49,17 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
     return Candidate(KIND, ratio, _cause(window, late, collecting, ratio), evidence=evidence)
 
 
+def _explain_usual(window: Window, rank: int | None) -> Candidate | None:
+    candidate = explain(window, rank)
+    return candidate and replace(candidate, kind=USUAL)
+
+
 def _cause(window: Window, late: str, collecting: float, ratio: float) -> str:
     if collecting > COLLECTOR_SHARE * ratio:
         return COLLECTOR
     if straggler.has_spikes(window.run, window.thresholds):
         return "spikes"
-    return "uneven_work" if late in phases.COMPUTING else late or straggler.UNKNOWN
+    return UNEVEN_WORK if late in phases.COMPUTING else late or straggler.UNKNOWN
 
 
 def allowance(window: Window) -> float:
@@ -70,3 +82,4 @@ def expected_maximum(count: int) -> float:
 
 
 DETECTOR = LossDetector(KIND, measure, explain, allowance)
+USUAL_DETECTOR = LossDetector(USUAL, measure, _explain_usual, allowance)
