@@ -21,8 +21,8 @@ successive samples.
 The diagnosis assumes that healthy ranks drift by 2%, and alerts from a loss of 7%. Of ten workers that independently
 differ by a tenth in each mini-batch, the slowest takes 15% longer than the mean, and most of the 100 jobs differ by as
 much. If they were synchronous they would lose that time from their start, to no fault: uneven work alerts only if a job
-has more of it than usual (`uneven_allowance` and `uneven_increase` in `diagnosis/thresholds.py`). To name a worker would
-be wrong.
+has more of it than usual (`uneven_allowance` and `uneven_increase` in `diagnosis/thresholds.py`). To name a worker
+would be wrong.
 """
 
 from __future__ import annotations

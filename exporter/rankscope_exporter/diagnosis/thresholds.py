@@ -65,11 +65,11 @@ class Thresholds:
     """Random standard deviation of the ranks' steps, as a ratio. The wait for the last rank that follows from it is not
     counted as a loss: 0.02 with 2 ranks, 0.1 with 1,024 ranks."""
     uneven_allowance: float = 0.66
-    """Wait for late ranks that is not counted as a loss if their work is uneven: of 100 published jobs, all but one would
-    have less if their workers waited for each other in each mini-batch (Alibaba's GPU clusters, 2020)."""
+    """Wait for late ranks that is not counted as a loss if their work is uneven: of 100 published jobs, all but one
+    would have less if their workers waited for each other in each mini-batch (Alibaba's GPU clusters, 2020)."""
     uneven_increase: float = 1.25
-    """Multiple of a run's usual uneven work (nine tenths of the last hour are below it) that is not counted as a loss, if
-    that is less than `uneven_allowance`. It is known after ten minutes."""
+    """Multiple of a run's usual uneven work (nine tenths of the last hour are below it) that is not counted as a loss,
+    if that is less than `uneven_allowance`. It is known after ten minutes."""
     allowance: float = 0.03
     """The allowance of all other losses of a whole run. If the run's baseline is less, the baseline is used."""
     baseline_seconds: float = 3600.0
