@@ -43,7 +43,7 @@ FAULTS = {
 }
 """Prefixes of cases. One hang only: it sets the run's pace for an hour."""
 HANGS = ("f17", "f18")
-TRAINS_FOR = 330.0  # seconds before the first fault: then the run has a pace
+TRAINS_FOR = 630.0  # seconds before the first fault: then the run has a pace and a baseline
 CALM_FOR, CALM_WITHIN = 30.0, 240.0  # seconds without any finding or alert between two faults
 FOUND_WITHIN = 150.0
 BRISK = "5s"
