@@ -19,6 +19,9 @@ USEFUL: Key = ("useful", None)
 STEPS_RATE: Key = ("steps_rate", None)
 """The references for losses: the useful work of each part and its steps per second."""
 
+IN_TURN: Key = (rotating.KIND, None)
+USUAL: Key = (rotating.USUAL, None)
+
 STATE_GAP = 5.0
 """Seconds for which a state may be absent and still count as the same one."""
 CHANCE = 4.5
@@ -85,8 +88,8 @@ class LossFindings:
         if shortest is None:
             return
         for key in dict.fromkeys((*self._parts.keys, *self._open)):
-            if key[0] not in _DETECTORS:
-                continue
+            if key[0] not in _DETECTORS or (key == IN_TURN and not {key, USUAL} & self._open.keys()):
+                continue  # ranks are late in turn only beyond the usual loss
             mean = shortest.mean(key)
             if key not in self._open and (mean is None or mean <= self._thresholds.loss):
                 continue  # no allowance is negative
@@ -110,7 +113,7 @@ class LossFindings:
 
     def _cause(self, key: Key) -> str:
         """Return the cause of an open finding, or of the usual loss before it; empty if there is none."""
-        usual = self._open.get((rotating.USUAL, None)) if key[0] == rotating.KIND else None
+        usual = self._open.get(USUAL) if key == IN_TURN else None
         finding = self._open.get(key, usual)
         return finding.candidate.cause if finding else ""
 
@@ -123,7 +126,7 @@ class LossFindings:
         if detector.allowance is None or self._part is None:
             return 0.0
         allowance = detector.allowance(self._part)
-        if (key[0], cause) == (rotating.KIND, rotating.UNEVEN_WORK):
+        if (key, cause) == (IN_TURN, rotating.UNEVEN_WORK):
             return self._usual[key] if key in self._usual else self._uneven_allowance(key, allowance, shortest)
         before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
         baseline = self._baseline(key, before, shortest, LOWER)
@@ -174,7 +177,7 @@ class LossFindings:
         limits, key = self._thresholds, candidate.key
         if candidate.kind != straggler.KIND:
             return candidate.cause == rotating.COLLECTOR and tier == limits.tiers[0]
-        is_chance = (rotating.USUAL, None) in self._open and not self._exceeds_chance(key, window.run)
+        is_chance = USUAL in self._open and not self._exceeds_chance(key, window.run)
         if not is_chance and not straggler.has_spikes(window.run, limits):
             return False
         long = Tier(limits.loss / 2, limits.spike_seconds, limits.tiers[0].steps, 8, 0.1)
@@ -187,7 +190,7 @@ class LossFindings:
         ranks = next(len(members) for members in run.peers.values() if key[1] in {one.rank for one in members})
         for steps in (first.steps, 2 * first.steps, 4 * first.steps):
             span = self._parts.span(first._replace(steps=steps))
-            skew = span.mean((rotating.USUAL, None)) if span else None
+            skew = span.mean(USUAL) if span else None
             if span is None or skew is None:
                 return False
             deviation = skew / rotating.expected_maximum(ranks)

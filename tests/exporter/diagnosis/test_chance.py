@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from testing.readings import Change, Training, Trial, Work, counting, spend
+from testing.readings import SLOW, Change, Training, Trial, Work, counting, spend
 
 SECOND = 5.0
 """A step of 0.2 s times this takes a second: the shortest window has a dozen steps."""
@@ -46,6 +46,15 @@ def test_uneven_work_that_increases_is_a_finding_until_it_is_as_before(
     trial.train(seconds, uneven(0.5, seed=1))
     assert [finding.candidate.cause for finding in trial.opened("rotating_straggler")] == ["uneven_work"]
     assert not trial.train(120, uneven(before, seed=2)).findings
+
+
+def test_the_wait_for_a_slow_rank_is_not_usual() -> None:
+    trial = Trial(Training(4))
+    trial.train(300)
+    trial.train(300, SLOW)
+    trial.train(60)
+    trial.train(60, uneven(0.5, seed=1))
+    assert [finding.candidate.cause for finding in trial.opened("rotating_straggler")] == ["uneven_work"]
 
 
 @pytest.mark.parametrize(("ranks", "seconds"), [(2, 1.0), (4, 2.0), (10, 1.0)])
