@@ -5,7 +5,8 @@
 Causes: `gc` if Python's garbage collector explains half of the waiting; `spikes` if single steps are far longer than
 the rest; `uneven_work` if the late ranks are late in computing; else the phase that delays the late ranks most.
 
-The work of many jobs is uneven: their samples differ in length. That is a loss of the run, but no fault. Uneven work is a finding only beyond `uneven_allowance`, or beyond the run's own baseline if that is less.
+The work of many jobs is uneven: their samples differ in length. That is a loss of the run, but no fault.
+Uneven work is a finding only beyond `uneven_allowance`, or beyond the run's own baseline if that is less.
 """
 
 from __future__ import annotations
