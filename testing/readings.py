@@ -183,9 +183,9 @@ class Training:
 class Trial:
     """A run and its judge, with every verdict."""
 
-    def __init__(self, training: Training | None = None) -> None:
+    def __init__(self, training: Training | None = None, thresholds: Thresholds = EARLY) -> None:
         self.training = training or Training()
-        self.judge = RunJudge(RUN, EARLY)
+        self.judge = RunJudge(RUN, thresholds)
         self.verdicts: list[Verdict] = []
 
     def train(self, seconds: float, *changes: Change) -> Verdict:

@@ -37,6 +37,7 @@ BY_DIRECTORY = {
     "tests/test_wheel.py": "slow",
     "tests/validation/gauntlet/test_live.py": "slow",
     "tests/validation/gauntlet/test_runbooks.py": "promtool",
+    "tests/validation/test_month_local.py": "slow",
 }
 BY_MODULE = {
     "http": "e2e",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
-from testing.readings import SLOW, Change, Training, Trial, Work, counting, spend
+from testing.readings import EARLY, SLOW, Change, Training, Trial, Work, counting, spend
 
+SHORT = replace(EARLY, baseline_seconds=600.0)
+"""Thresholds with a baseline after 100 s."""
 SECOND = 5.0
 """A step of 0.2 s times this takes a second: the shortest window has a dozen steps."""
 
@@ -23,25 +26,25 @@ def uneven(deviation: float, seed: int) -> Change:
 
 @pytest.mark.parametrize(("ranks", "deviation"), [(4, 1.0), (10, 0.5), (10, 0.2)])
 def test_uneven_work_from_the_start_is_no_finding_and_no_rank_is_named(ranks: int, deviation: float) -> None:
-    trial = Trial(Training(ranks))
-    verdict = trial.train(600, uneven(deviation, seed=0))
+    trial = Trial(Training(ranks), SHORT)
+    verdict = trial.train(300, uneven(deviation, seed=0))
     assert not trial.kinds()
     (pending,) = (one for one in verdict.pending if one.candidate.kind == "rotating_straggler")
     assert (pending.lacks, pending.candidate.cause) == ("usual", "uneven_work")
 
 
 def test_uneven_work_is_a_finding_if_hardly_a_job_has_as_much() -> None:
-    trial = Trial(Training(64))
-    trial.train(120, lambda step, rank, work: work.update(forward=0.02 if step % 64 != rank else 2.0))
+    trial = Trial(Training(64), SHORT)
+    trial.train(60, lambda step, rank, work: work.update(forward=0.02 if step % 64 != rank else 2.0))
     assert trial.kinds() == {"rotating_straggler"}
 
 
-@pytest.mark.parametrize(("ranks", "before", "seconds"), [(10, 0.1, 60.0), (3, 0.01, 4000.0)])
+@pytest.mark.parametrize(("ranks", "before", "seconds"), [(10, 0.1, 60.0), (3, 0.01, 700.0)])
 def test_uneven_work_that_increases_is_a_finding_until_it_is_as_before(
     ranks: int, before: float, seconds: float
 ) -> None:
-    trial = Trial(Training(ranks))
-    trial.train(630, uneven(before, seed=0))
+    trial = Trial(Training(ranks), SHORT)
+    trial.train(150, uneven(before, seed=0))
     assert not trial.kinds()
     trial.train(seconds, uneven(0.5, seed=1))
     assert [finding.candidate.cause for finding in trial.opened("rotating_straggler")] == ["uneven_work"]
@@ -49,9 +52,9 @@ def test_uneven_work_that_increases_is_a_finding_until_it_is_as_before(
 
 
 def test_the_wait_for_a_slow_rank_is_not_usual() -> None:
-    trial = Trial(Training(4))
-    trial.train(300)
-    trial.train(300, SLOW)
+    trial = Trial(Training(4), SHORT)
+    trial.train(150)
+    trial.train(150, SLOW)
     trial.train(60)
     trial.train(60, uneven(0.5, seed=1))
     assert [finding.candidate.cause for finding in trial.opened("rotating_straggler")] == ["uneven_work"]
