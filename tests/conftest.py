@@ -32,6 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(tiers.UnitTestGuard())
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files without unit tests if only those are wanted."""
+    place = str(collection_path.relative_to(tiers.ROOT))
+    return (config.option.markexpr == "unit" and place.startswith(tuple(tiers.BY_DIRECTORY))) or None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its tier, and run files with slow tests first, so that no worker waits for one at the end."""
