@@ -4,10 +4,11 @@
     python -m validation.layouts --device asynchronous --save
 
 A real job of each layout trains for 25 seconds with a fault from its start, or without one; with a fault that is not
-found until then, for a minute, because smaller losses have to last longer. A seed chooses the slow
-rank, stage or link, the time of a step and by how much the fault exceeds it. The exporter is real and as shipped; its
-findings are read from `/api/v1/runs`. A run is right if exactly the expected finding appears, with its place. The GPUs
-and the time of the device are simulated. An interrupted measurement continues with its ledger in `build/measurements`.
+found until then, for a minute, because smaller losses have to last longer. A seed chooses
+the slow rank, stage or link, the time of a step and by how much the fault exceeds it. The exporter is real and as
+shipped; its findings are read from `/api/v1/runs`. A run is right if exactly the expected finding appears, with its
+place. The GPUs and the time of the device are simulated. An interrupted measurement continues with its ledger in
+`build/measurements`.
 """
 
 from __future__ import annotations

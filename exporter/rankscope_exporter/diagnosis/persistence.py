@@ -136,6 +136,8 @@ class LossFindings:
         """Return the allowance of uneven work: what most jobs have, or this run usually has if that is less."""
         limits = self._thresholds
         usual = self._baseline(key, shortest.begins, shortest, HIGH) if self._history.has_baseline else None
+        if usual is None and key in self._open:  # restored, and what was usual before it is forgotten
+            return by_chance
         allowance = limits.uneven_allowance if usual is None else limits.uneven_increase * usual
         return max(by_chance, min(allowance, limits.uneven_allowance))
 

@@ -6,7 +6,9 @@ import random
 from dataclasses import replace
 
 import pytest
-from testing.readings import EARLY, SLOW, Change, Training, Trial, Work, counting, spend
+from testing.readings import EARLY, RUN, SLOW, Change, Training, Trial, Work, counting, spend
+
+from rankscope_exporter.diagnosis.judge import RunJudge
 
 SHORT = replace(EARLY, baseline_seconds=600.0)
 """Thresholds with a baseline after 100 s."""
@@ -58,6 +60,15 @@ def test_the_wait_for_a_slow_rank_is_not_usual() -> None:
     trial.train(60)
     trial.train(60, uneven(0.5, seed=1))
     assert [finding.candidate.cause for finding in trial.opened("rotating_straggler")] == ["uneven_work"]
+
+
+def test_uneven_work_for_longer_than_the_baseline_stays_a_finding_over_a_restart() -> None:
+    trial = Trial(Training(3), SHORT)
+    trial.train(150)
+    trial.train(700, uneven(0.5, seed=1))
+    state, trial.judge = trial.judge.state(trial.training.now), RunJudge(RUN, SHORT)
+    trial.judge.restore(state, trial.training.now)
+    assert [one.kind for one in trial.train(60, uneven(0.5, seed=2)).findings] == ["rotating_straggler"]
 
 
 @pytest.mark.parametrize(("ranks", "seconds"), [(2, 1.0), (4, 2.0), (10, 1.0)])
