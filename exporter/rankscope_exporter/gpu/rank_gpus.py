@@ -58,6 +58,7 @@ class RankGpus:
             memory_ratio=device.used / device.total if device and device.total else None,
             processes=len(values["processes"]) if "processes" in values else None,
             idle_seconds=self._idle(gpu.uuid, busy.idle_for, at) if busy else None,
+            is_power_limit_lowered=_is_power_limit_lowered(values),
             is_link_reduced=_is_link_reduced(values),
         )
         throttled = (
@@ -79,6 +80,11 @@ class RankGpus:
         seconds += now / highest * max(at - before, 0.0)
         self._clock_seconds[uuid] = at, seconds
         return seconds
+
+
+def _is_power_limit_lowered(values: Mapping[str, Any]) -> bool:
+    limits = values.get("power")
+    return bool(limits and limits.limit_watts and limits.limits.default and limits.limit_watts < limits.limits.default)
 
 
 def _is_link_reduced(values: Mapping[str, Any]) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from rankscope.record import phases
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
@@ -21,17 +23,46 @@ logger = logging.getLogger(__name__)
 
 def simulated(argument: str, run_directory: RunDirectory) -> AbstractContextManager[object]:
     """Return a context with simulated GPUs. `argument` is their number or a scenario's path. Raises ScenarioError."""
-    driver = SimulatedDriver(load_scenario(argument), activities=lambda: _activities(run_directory))
+    driver = SimulatedDriver(load_scenario(argument), activities=Activities(run_directory))
     logger.warning("using %d simulated GPUs", len(driver.gpus))
     return installed(driver)
 
 
-def _activities(run_directory: RunDirectory) -> Iterable[RankActivity]:
-    """Yield the activity of living ranks whose record names a GPU."""
-    for rank in run_directory.scan().ranks:
-        snapshot = rank.snapshot
-        if snapshot.alive and snapshot.info["uuid"]:
-            seconds = snapshot.phase_seconds
-            computing = sum(seconds[phase] for phase in COMPUTING)
-            pid = int(snapshot.info["pid"])
-            yield RankActivity(snapshot.info["uuid"], pid, computing, seconds["collective_wait"])
+class Activities:
+    """The activity of living ranks whose record names a GPU, on which no kernel runs while it is dry."""
+
+    def __init__(self, run_directory: RunDirectory) -> None:
+        self._run_directory = run_directory
+        self._ranks: dict[tuple[str, int], _Rank] = {}
+
+    def __call__(self) -> Iterable[RankActivity]:
+        """Yield the activity of each rank."""
+        known, self._ranks = self._ranks, {}
+        for rank in self._run_directory.scan().ranks:
+            snapshot = rank.snapshot
+            if snapshot.alive and snapshot.info["uuid"]:
+                key = snapshot.info["uuid"], int(snapshot.info["pid"])
+                self._ranks[key] = one = known.get(key) or _Rank()
+                one.add(snapshot)
+                yield RankActivity(*key, one.busy, snapshot.phase_seconds["collective_wait"])
+
+
+@dataclass
+class _Rank:
+    """A rank's computing time on its GPU so far, and what it follows from."""
+
+    busy: float = 0.0
+    computing: float = 0.0
+    on_device: float = 0.0
+    dry: float = 0.0
+    dry_ratio: float = 0.0
+
+    def add(self, snapshot: RankSnapshot) -> None:
+        computing = sum(snapshot.phase_seconds[phase] for phase in COMPUTING)
+        on_device = sum(snapshot.device_seconds[phase] for phase in phases.COMPUTING)
+        dry = sum(snapshot.device_dry_seconds[phase] for phase in phases.COMPUTING)
+        if on_device > self.on_device:
+            self.dry_ratio = (dry - self.dry) / (on_device - self.on_device)
+            self.on_device, self.dry = on_device, dry
+        self.busy += max(computing - self.computing, 0.0) * (1.0 - self.dry_ratio)
+        self.computing = computing

@@ -68,6 +68,9 @@ class Driver:
         sample = UtilizationSample(self._last_stamp, 100.0 * self.busy[number])
         self._ring.extend([(number, sample)] * self.repeats)
 
+    def supports_gpm(self) -> bool:
+        return False
+
     def samples_utilization(self, _engine: str = "gpu") -> bool:
         return True
 

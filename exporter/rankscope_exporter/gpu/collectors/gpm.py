@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
-from rankscope_exporter.gpu.nvml.gpm import GpmSampler, supports_gpm
+from rankscope_exporter.gpu.nvml.gpm import sampler_of
 from rankscope_exporter.gpu.nvml.mig import gpu_instances
 
 INSTANCES_EVERY = 10.0  # seconds: administrators create and delete MIG instances
@@ -25,34 +25,24 @@ class GpmMeter:
     """
 
     def __init__(self) -> None:
-        self._device: Device | None = None
-        self._samplers: dict[str, GpmSampler] = {}
         self._totals: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        self._supported = Cached(lambda device, _: supports_gpm(device))
+        self._supported = Cached(lambda device, _: device.supports_gpm())
         self._instances = Cached(lambda device, _: _instances(device), INSTANCES_EVERY)
 
     def __call__(self, device: Device, tick: Tick) -> Totals | None:
         """Return the totals so far; None if the device has no GPM."""
         if not self._supported(device, tick):
             return None
-        if device is not self._device:
-            self._device, self._samplers = device, {}
-            device.at_close(self._close)
         instances = self._instances(device, tick)
-        for gone in self._samplers.keys() - instances.keys():
-            self._samplers.pop(gone).close()
-            self._totals.pop(gone, None)
+        for gone in self._totals.keys() - instances.keys():
+            del self._totals[gone]
+        for closed in device.gpm_samplers.keys() - set(instances.values()):
+            device.gpm_samplers.pop(closed).close()
         for label, instance in instances.items():
-            sampler = self._samplers.get(label) or GpmSampler(device, instance)
-            self._samplers[label] = sampler
             totals = self._totals[label]
-            for name, amount in sampler.measure(tick.elapsed).items():
+            for name, amount in sampler_of(device, instance).measure(tick.elapsed, tick.steady).items():
                 totals[name] = totals.get(name, 0.0) + amount
         return {label: dict(totals) for label, totals in self._totals.items()}
-
-    def _close(self) -> None:
-        while self._samplers:
-            self._samplers.popitem()[1].close()
 
 
 def _instances(device: Device) -> dict[str, int | None]:

@@ -25,7 +25,7 @@ class Identity:
 
 
 class IdentityReader:
-    """Reader of the identity: once per opened device, except the ring of samples, which may fill later."""
+    """Reader of the identity: once per opened device, except the source of busy time, which may answer later."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -34,9 +34,12 @@ class IdentityReader:
 
     def __call__(self, device: Device, _tick: Tick) -> Identity:
         """Return the device's identity."""
-        if device is not self._device or self._identity is None or self._identity.busy_source != "samples":
+        if device is not self._device or self._identity is None:
             self._identity = identify(device, self._node)
             self._device = device
+        source = _text_or_empty(lambda: _busy_source(device))
+        if source != self._identity.busy_source:
+            self._identity = replace(self._identity, busy_source=source)
         return self._identity
 
 
@@ -48,11 +51,13 @@ def identify(device: Device, node: str) -> Identity:
         node=node,
         driver_version=_text_or_empty(device.driver_version),
         cuda_version=_text_or_empty(device.cuda_version),
-        busy_source=_text_or_empty(lambda: _busy_source(device)),
+        busy_source="",
     )
 
 
 def _busy_source(device: Device) -> str | None:
+    if (whole := device.gpm_samplers.get(None)) and "graphics" in whole.latest:
+        return "gpm"
     if device.samples_utilization():
         return "samples"
     return None if device.utilization() is None else "instantaneous"
@@ -71,8 +76,8 @@ GPU = GpuMetrics[Identity]()
 METRICS = (
     GPU.gauge(
         "info",
-        "Identity and node of the GPU. `busy_source` is the source of busy time: the driver's samples (`samples`) "
-        "or its current utilization (`instantaneous`); empty if there is neither (MIG).",
+        "Identity and node of the GPU. `busy_source` is the source of busy time: GPM (`gpm`), the driver's samples "
+        "(`samples`) or its current utilization (`instantaneous`); empty if there is none (MIG).",
         lambda identity: {astuple(identity): 1},
         *(field.name for field in fields(Identity)),
         source="nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlSystemGetDriverVersion, nvmlSystemGetCudaDriverVersion",

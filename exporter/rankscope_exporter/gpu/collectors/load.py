@@ -34,13 +34,13 @@ METRICS = (
         "busy_seconds_total",
         "Time in which a kernel was running on the GPU. Its rate is the real utilization.",
         _busy("gpu"),
-        source="nvmlDeviceGetSamples(GPU_UTILIZATION), integrated",
+        source="nvmlGpmMetricsGet (Hopper and later), else nvmlDeviceGetSamples(GPU_UTILIZATION), integrated",
     ),
     GPU.gauge(
         "last_busy_timestamp_seconds",
         "Unix time when a kernel was last running on the GPU; if never busy, when the exporter first saw it.",
         lambda loads: load.last_busy if (load := loads["gpu"]) else None,
-        source="nvmlDeviceGetSamples(GPU_UTILIZATION)",
+        source="nvmlGpmMetricsGet (Hopper and later), else nvmlDeviceGetSamples(GPU_UTILIZATION)",
     ),
     GPU.counter(
         "memory_busy_seconds_total",

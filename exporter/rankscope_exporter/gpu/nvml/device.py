@@ -83,6 +83,8 @@ class Device:
         self.index = index
         self._rings_seen: set[Engine] = set()
         self._at_close: list[Callable[[], None]] = []
+        self.gpm_samplers: dict[int | None, Any] = {}
+        """GPM's samplers by MIG instance, which all collectors share (gpm.py)."""
         self._handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
         self.is_open = True
         self.reported_uuid: str = ask(pynvml.nvmlDeviceGetUUID, self._handle) or ""
@@ -162,6 +164,11 @@ class Device:
         if engine not in self._rings_seen and any(True for _ in self.utilization_samples(engine) or ()):
             self._rings_seen.add(engine)
         return engine in self._rings_seen
+
+    def supports_gpm(self) -> bool:
+        """Return whether the device has GPM (gpm.py)."""
+        support = ask(pynvml.nvmlGpmQueryDeviceSupport, self._handle)
+        return support is not None and bool(support.isSupportedDevice)
 
     def driver_version(self) -> str | None:
         """Return the driver's version."""

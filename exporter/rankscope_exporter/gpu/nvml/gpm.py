@@ -43,7 +43,7 @@ class GpmSampler:
     """Samples of one device or MIG instance. Not thread-safe."""
 
     def __init__(self, device: Device, gpu_instance: int | None = None) -> None:
-        """Allocate the samples. Raises DriverError; call `supports_gpm` first."""
+        """Allocate the samples. Raises DriverError; call `Device.supports_gpm` first."""
         self._device = device
         self._gpu_instance = gpu_instance
         self._request = pynvml.c_nvmlGpmMetricsGet_t()  # kept because it is about 20 kB
@@ -54,12 +54,21 @@ class GpmSampler:
         self._last, self._spare = ask(pynvml.nvmlGpmSampleAlloc), ask(pynvml.nvmlGpmSampleAlloc)
         self._has_last = False
         self._elapsed = 0.0
+        self._measured_at: float | None = None
+        self.latest: Mapping[str, float] = {}
+        """What the last call of `measure` returned."""
 
-    def measure(self, elapsed: float) -> Mapping[str, float]:
+    def measure(self, elapsed: float, at: float) -> Mapping[str, float]:
         """Return seconds and bytes since the last call, for the quantities that this device has.
 
-        `elapsed` is the number of seconds since the previous call; 0 starts over and ignores earlier samples.
+        `elapsed` is the number of seconds since the previous call; 0 starts over and ignores earlier samples. Calls
+        with the same `at` (seconds of any clock) return the same: several collectors read the device at once.
         """
+        if at != self._measured_at:
+            self._measured_at, self.latest = at, self._measure(elapsed)
+        return self.latest
+
+    def _measure(self, elapsed: float) -> Mapping[str, float]:
         self._elapsed += elapsed
         if not elapsed:
             self._has_last = False
@@ -92,7 +101,17 @@ class GpmSampler:
                 yield name, rate * seconds
 
 
-def supports_gpm(device: Device) -> bool:
-    """Return whether the device has GPM."""
-    support = ask(pynvml.nvmlGpmQueryDeviceSupport, device.handle)
-    return support is not None and bool(support.isSupportedDevice)
+def sampler_of(device: Device, gpu_instance: int | None = None) -> GpmSampler:
+    """Return the sampler that all collectors of a device share, until the device is closed. Raises DriverError."""
+    samplers = device.gpm_samplers
+    if gpu_instance not in samplers:
+        if not samplers:
+            device.at_close(lambda: _close(samplers))
+        samplers[gpu_instance] = GpmSampler(device, gpu_instance)
+    sampler: GpmSampler = samplers[gpu_instance]
+    return sampler
+
+
+def _close(samplers: dict[int | None, GpmSampler]) -> None:
+    while samplers:
+        samplers.popitem()[1].close()

@@ -170,7 +170,7 @@ def test_the_simulated_driver_rejects_a_sample_of_another_thread(machine):
 
     def share() -> None:
         try:
-            sampler.measure(0)
+            sampler.measure(0, 0.0)
         except DriverError as error:
             errors.append(str(error))
 

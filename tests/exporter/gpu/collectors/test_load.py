@@ -36,6 +36,9 @@ class Ring:
     def __init__(self, *samples: tuple[float, float]) -> None:
         self.samples = list(samples)
 
+    def supports_gpm(self) -> bool:
+        return False
+
     def samples_utilization(self, _engine: str) -> bool:
         return bool(self.samples)
 
@@ -58,6 +61,38 @@ def test_bursts_between_readings_count_in_full(metered, interval):
     assert truth >= 12
 
 
+class Averaged:
+    """The samples of drivers that average over the last seconds, as on an H200: they lag and end late."""
+
+    def __init__(self, monkeypatch, device) -> None:
+        monkeypatch.setattr(device, "utilization_samples", self)
+
+    def __call__(self, _engine="gpu"):
+        return (UtilizationSample(round(t * 1e6), 50) for t in range(14, 0, -1))
+
+
+def test_kernels_are_measured_between_two_readings_where_the_samples_are_averages(metered, monkeypatch):
+    gpu = metered("{gpus: 1, timeline: {0: [{at: 3, busy: 1}, {at: 7, busy: 0}]}}", BusyMeter())
+    Averaged(monkeypatch, gpu.device)
+    loads = [gpu.after(1, elapsed=1 if second else 0) for second in range(14)]
+    assert loads[-1].busy_seconds == pytest.approx(4, abs=0.01)
+    assert loads[-1].idle_for == pytest.approx(7)  # and not that of an average, which is above zero for longer
+
+
+def test_without_gpms_answer_the_samples_count(metered):
+    scenario = "{gpus: 1, timeline: {0: [{at: 0, busy: 1, fails: {nvmlGpmSampleGet: NO_PERMISSION}}]}}"
+    gpu = metered(scenario, BusyMeter())
+    gpu.after(2, elapsed=0)
+    assert [gpu.after(1).busy_seconds for _ in range(3)] == pytest.approx([1, 2, 3], abs=0.2)
+
+
+def test_an_idle_context_is_not_busy(metered):
+    """An idle H200 with a process reports 6e-5 of the time."""
+    gpu = metered("{gpus: 1, timeline: {0: [{at: 2, busy: 1}, {at: 3, busy: 0.00006}]}}", BusyMeter())
+    loads = [gpu.after(1, elapsed=1 if second else 0) for second in range(9)]
+    assert loads[-1].idle_for == pytest.approx(6)
+
+
 def test_reading_twice_counts_once(metered):
     gpu = metered(BUSY, BusyMeter())
     gpu.after(2, elapsed=0)
@@ -70,7 +105,7 @@ def test_activity_before_the_first_reading_is_not_counted(metered):
 
 
 def test_a_gap_longer_than_the_ring_counts_only_the_ring(metered):
-    gpu = metered(BUSY, BusyMeter())
+    gpu = metered(BUSY.replace("gpus: 1", "gpus: 1, model: A100"), BusyMeter())
     gpu.after(1, elapsed=0)
     seen = gpu.after(500).busy_seconds
     assert 19 < seen <= 20
@@ -85,7 +120,7 @@ def test_a_percent_above_100_counts_as_100():
 
 
 def test_the_last_busy_time_is_that_of_the_last_busy_sample(metered):
-    gpu = metered("{gpus: 1, timeline: {0: [{at: 2, busy: 1}, {at: 3, busy: 0}]}}", BusyMeter())
+    gpu = metered("{gpus: 1, model: A100, timeline: {0: [{at: 2, busy: 1}, {at: 3, busy: 0}]}}", BusyMeter())
     assert gpu.after(1, elapsed=0).last_busy == gpu.clock(), "never busy: time when first seen"
     assert gpu.after(5).last_busy == pytest.approx(gpu.machine.simulated.start_unix + 3, abs=0.2)
 
