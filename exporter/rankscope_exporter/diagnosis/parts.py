@@ -103,11 +103,11 @@ class Parts:
             values[self.columns[key]] = loss
         self._add(Part(ends, seconds, steps, values))
 
-    def span(self, tier: Tier) -> Span | None:
+    def span(self, tier: Tier, key: Key | None = None) -> Span | None:
         """Return the newest parts that cover the tier; None if there are too few yet.
 
         Choose the longest parts of which the tier's number fits into its seconds, so that every part contains what
-        happens once in a few steps.
+        happens once in a few steps. With a key, return only the parts in which its loss is known.
         """
         fitting = [
             ring for ring, long in zip(self._rings, RESOLUTIONS, strict=True) if long * tier.parts <= tier.seconds
@@ -115,11 +115,16 @@ class Parts:
         newest: list[Part] = []
         seconds = steps = 0.0
         for part in reversed(fitting[-1]):
-            newest.append(part)
+            if key is None or self._is_known(part, key):
+                newest.append(part)
             seconds, steps = seconds + part.seconds, steps + part.steps
             if seconds >= tier.seconds and steps >= tier.steps and len(newest) >= tier.parts:
                 return Span(newest, self.columns)
         return None
+
+    def _is_known(self, part: Part, key: Key) -> bool:
+        column = self.columns.get(key, len(part.values))
+        return column < len(part.values) and not math.isnan(part.values[column])
 
     def _add(self, part: Part) -> None:
         for ring, waiting, resolution in zip(self._rings, self._open, RESOLUTIONS, strict=True):

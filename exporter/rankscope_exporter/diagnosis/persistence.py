@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, rotating, straggler
+from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, gpu_time, rotating, straggler
 from rankscope_exporter.diagnosis.detectors.loss import Window
-from rankscope_exporter.diagnosis.facts import RunFacts
+from rankscope_exporter.diagnosis.facts import DEVICE, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
 from rankscope_exporter.diagnosis.history import HIGH, LOWER, History
 from rankscope_exporter.diagnosis.parts import Key, Parts, Span
@@ -28,6 +28,11 @@ CHANCE = 4.5
 """The standard errors that a mean lag does not reach by chance: one of ten ranks does in one of 30,000 windows."""
 LATE_RANKS = (straggler.KIND, rotating.KIND)
 """The findings of which the wait for late ranks is not usual."""
+ON_DEVICE: tuple[Key, ...] = ((gpu_time.LAUNCH, None), (gpu_time.DEVICE_READS, None))
+"""The losses that only the device's clock shows. They are unknown in a part without a measured step, and a tier needs
+its number of parts in which they are known."""
+UNKNOWN_SECONDS = 60.0
+"""How long such a loss may be unknown before its finding ends. The hook measures steps more often than that."""
 CRITICAL = frozenset(kind for detector in STATES if detector.is_critical for kind in detector.kinds)
 
 _DETECTORS = {detector.kind: detector for detector in LOSSES}
@@ -74,6 +79,9 @@ class LossFindings:
         losses: dict[Key, float] = {}
         for detector in LOSSES:
             losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
+        if _is_between_measured_steps(part.run):
+            for key in ON_DEVICE:
+                losses.pop(key, None)
         useful, steps_rate = part.lost.get("none", 0.0), part.run.steps_rate
         of_run = {kind: loss for (kind, rank), loss in losses.items() if rank is None}
         if any(kind in LATE_RANKS for kind, _ in self._open):
@@ -102,6 +110,8 @@ class LossFindings:
 
     def _reached_tier(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Tier | None:
         """Return the first tier that a loss has reached. It does not reach a longer tier if it is already over."""
+        if key in ON_DEVICE:
+            spans = {tier: self._parts.span(tier, key) for tier in spans}
         first, second, *_ = spans.items()
         for tier, span in spans.items():
             if span is None or not span.exceeds(key, tier, allowance):
@@ -146,7 +156,7 @@ class LossFindings:
         return self._history.baseline(key[0], before, useful, steps_rate, quantile)
 
     def _begin(self, at: float, key: Key, tier: Tier, since: Since) -> None:
-        span, shortest = self._parts.span(tier), self.shortest
+        span, shortest = self._parts.span(tier, key if key in ON_DEVICE else None), self.shortest
         if span is None or shortest is None:
             return
         # The time before its onset says nothing about its cause.
@@ -203,6 +213,8 @@ class LossFindings:
     def _review(self, at: float, key: Key, mean: float | None, loss: float) -> None:
         """Update the ratio of an open finding, or close it. Its severity can rise, but never falls."""
         limits, finding = self._thresholds, self._open[key]
+        if mean is None and key in ON_DEVICE and at - self._above.setdefault(key, at) <= UNKNOWN_SECONDS:
+            return
         is_above = loss >= limits.release * limits.loss
         self._above[key] = at if is_above or key not in self._above else self._above[key]
         if at - self._above[key] > limits.release_seconds:
@@ -221,6 +233,12 @@ class LossFindings:
         """Add restored findings."""
         self._open |= {finding.candidate.key: finding for finding in findings}
         self._above |= {finding.candidate.key: at for finding in findings}
+
+
+def _is_between_measured_steps(run: RunFacts) -> bool:
+    """Return whether the devices are measured, but in no step of the window."""
+    has_steps = any(one.now.counters.device_steps for one in run.ranks)
+    return has_steps and all(one.clock != DEVICE for one in run.ranks)
 
 
 def _is_alive(key: Key, window: Window) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from testing.readings import SLOW, Change, Training, Trial, Work, counting, drift, spend
+from testing.readings import SLOW, STEP, Change, Training, Trial, Work, counting, drift, spend
 
-from rankscope_exporter.diagnosis.readings import AlignedCounters, RankReading
+from rankscope_exporter.diagnosis.readings import AlignedCounters, GpuCounters, RankReading
 
 
 @pytest.mark.parametrize("clock", ["host", "device"])
@@ -202,6 +202,71 @@ def test_first_steps_with_less_transfer_than_usual_are_no_baseline() -> None:
     trial.training._transfer = 0.06
     trial.train(900)
     assert not trial.kinds()
+
+
+class FewMeasuredSteps:
+    """One of `every` steps is measured on the device, and the host reads a value in each step. Changes readings."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.is_dry, self.is_stopped = every, False, False
+        self._dry, self._steps = 0.0, 0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds between two measured steps, while no step is slow."""
+        return self.every * (sum(STEP.values()) + 0.01)
+
+    def __call__(self, one: RankReading) -> RankReading:
+        steps, phases = one.counters.steps, dict(one.counters.phases)
+        measured = self._steps if self.is_stopped else int(steps / self.every)
+        self._dry += self.is_dry * 0.5 * STEP["backward"] * (measured - self._steps)
+        self._steps = measured
+        phases["device_wait"] = waited = min(0.1 * steps, phases.get("backward", 0.0))
+        phases["backward"] = phases.get("backward", 0.0) - waited
+        return counting(
+            one, phases=phases, device_steps=float(measured), device_waits=steps,
+            device_phases={phase: seconds * measured for phase, seconds in STEP.items()},
+            device_dry={"backward": self._dry}, gpu=GpuCounters(0.5 * one.at, {}, one.at),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [1, 8, 32, 128])
+def test_a_loss_on_the_device_is_found_and_ends_however_few_steps_are_measured(every) -> None:
+    few = FewMeasuredSteps(every)
+    trial = Trial(Training(1, adjust=few)).trained(120)
+    assert not trial.kinds()
+    few.is_dry = True
+    assert trial.find()[0] <= 10 + 8 * few.seconds
+    trial.train(300)
+    few.is_dry = False
+    assert not trial.train(30 + few.seconds).findings
+    assert len(trial.opened("device_reads")) == 1
+
+
+def test_one_measured_step_is_not_enough_for_a_finding() -> None:
+    few = FewMeasuredSteps(32)
+    trial = Trial(Training(1, adjust=few)).trained(120)
+    for _ in range(5):
+        few.is_dry = True
+        trial.train(few.seconds)
+        few.is_dry = False
+        trial.train(60)
+    assert not trial.kinds()
+
+
+def test_a_loss_on_the_host_is_found_as_soon_with_few_measured_steps() -> None:
+    trial = Trial(Training(1, adjust=FewMeasuredSteps(32))).trained(120)
+    assert trial.find(spend("data_wait", 0.12))[0] <= 10
+
+
+def test_a_loss_on_the_device_ends_if_no_step_is_measured_any_more() -> None:
+    few = FewMeasuredSteps(8)
+    few.is_dry = True
+    trial = Trial(Training(1, adjust=few)).trained(60)
+    assert trial.kinds() == {"device_reads"}
+    few.is_stopped = True
+    trial.train(80)
+    assert not trial.verdicts[-1].findings
 
 
 def loaders(trial: Trial, *, became_slow: float) -> None:

@@ -64,6 +64,15 @@ def test_an_unknown_loss_is_below_every_limit() -> None:
     assert span([None] * 8).mean(LAG) is None
 
 
+def test_a_span_of_a_key_has_only_the_parts_in_which_its_loss_is_known() -> None:
+    found = parts([None, 0.1, None, *[0.3, None, None] * 8]).span(SHORT, LAG)
+    assert found
+    assert found.values(LAG) == pytest.approx([0.3] * 8)
+    assert found.exceeds(LAG, SHORT)
+    assert parts([0.3, None, None] * 7).span(SHORT, LAG) is None
+    assert parts([0.3] * 20).span(SHORT, ("launch", None)) is None
+
+
 def test_the_onset_is_when_the_loss_first_exceeds_the_limit() -> None:
     assert span([0.0] * 4 + [0.5] * 4).onset(LAG, 0.1) == 4.0
     assert span([0.0] * 8).onset(LAG, 0.1) == 8.0

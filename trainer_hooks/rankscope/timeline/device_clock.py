@@ -8,6 +8,10 @@ which the host issued the work. Single steps are measured like that from start t
 Nothing here waits for the device: `query` shows whether an event is done, and two that are done give the time between
 them. A step with an unknown part (a graph capture, no free event), or in which a gradient scaler has skipped others, is
 not charged at all.
+
+A host that reads values from the device waits for it at each read. The device has little time of its own in these
+waits: until it passes the mark at their start, it still works for the phase before. So only the first few waits of a
+step have marks, and further ones are charged to the phase around them. How long the host waits is known anyway.
 """
 
 from __future__ import annotations
@@ -19,7 +23,16 @@ from typing import Any, Protocol
 
 from rankscope.guard import Guard
 from rankscope.record import phases
-from rankscope.record.layout import COLLECTIVE_WAIT, DEVICE_RING_STEPS, INDEX, MAX_GROUPS, MAX_PHASES, OTHER, PHASES
+from rankscope.record.layout import (
+    COLLECTIVE_WAIT,
+    DEVICE_RING_STEPS,
+    DEVICE_WAIT,
+    INDEX,
+    MAX_GROUPS,
+    MAX_PHASES,
+    OTHER,
+    PHASES,
+)
 from rankscope.record.sampling import MAX_LEVEL, next_sampled
 from rankscope.timeline.groups import GROUP_COLLECTIVES
 from rankscope.timeline.steps import STEPS
@@ -37,7 +50,10 @@ OPEN_OP, OPEN_GROUP = INDEX["collective_op"], INDEX["collective_group"]
 # mark every 0.1 s that is 0.01% of the time: all steps of a second and more are measured, of shorter ones about one per
 # second. Because the step interval is a power of two, there may be 1.4 times as many marks, or as few.
 SECONDS_PER_MARK = 0.1
-LONGEST_GAP = 60.0  # seconds: even of steps with hundreds of marks, one per minute is measured
+# Seconds: even of steps with hundreds of marks (many collectives or micro-batches), six per minute are measured. The
+# exporter waits 15 s for a step that it can compare. 300 marks take 0.03% of the time.
+LONGEST_GAP = 10.0
+MARKED_WAITS = 4  # waits for the device with marks of their own, per step
 MIN_LEVEL_CHANGE = 0.7  # difference between the wanted and the current level before the level changes
 MIN_SECONDS = 1e-6  # seconds between two steps, in case the clock stands still
 UNUSED_STEPS = 64  # steps between two checks whether the job uses the device
@@ -95,7 +111,7 @@ class MeasuredStep:
     seconds: list[float] = field(default_factory=lambda: [0.0] * MAX_PHASES)
     group_waits: list[tuple[int, float]] = field(default_factory=list)  # a group's index and the seconds of one wait
     behind: list[tuple[int, float, float]] = field(default_factory=list)
-    """Intervals in which the device may have been idle: the phase, its seconds, the device's lag behind the host."""
+    """Intervals in which the device may have been idle: the phase, for how long at most, its lag behind the host."""
 
 
 @dataclass(slots=True)
@@ -107,6 +123,7 @@ class Mark:
     phase: int
     step: MeasuredStep | None
     issued: float  # by the host's clock
+    waited: float  # seconds for which the host has waited for the device in all
     found_dry: bool = False  # whether the device had finished all work issued before
     group: int = MAX_GROUPS  # index of the collective's group if the mark ends a wait; MAX_GROUPS if unknown
 
@@ -124,7 +141,7 @@ class DeviceClock:
         self.measured: MeasuredStep | None = None  # the current step, if measured
         self._next = self._level = 0  # the next step to measure, and the level of sampling
         self._last = (0, 0.0)  # number and end of the last measured step; first, of the step before
-        self._count = 0  # marks in the measured step
+        self._count = self._waits = 0  # marks in the measured step, and those that begin a wait for the device
         self.streams = Streams()
         self._behind: float | None = None  # the device's lag behind the host at the last mark read, if known
 
@@ -174,6 +191,10 @@ class DeviceClock:
                 return  # FSDP issues collectives on other streams, several per layer
         if phase == last.phase:
             return
+        if phase == DEVICE_WAIT:
+            if self._waits >= MARKED_WAITS:
+                return
+            self._waits += 1
         self._count += 1
         found_dry = last.phase in ISSUES_NOTHING and not self._device.is_capturing() and last.event.query()
         self._put(phase, self._timeline.last_event, step, step, found_dry)
@@ -190,7 +211,7 @@ class DeviceClock:
             self._next = next_sampled(number + 2, self._level)
             return
         self.measured = step
-        self._count = 1
+        self._count, self._waits = 1, 0
         if not self._last[0]:
             self._last = number, now
 
@@ -222,7 +243,8 @@ class DeviceClock:
         event.record(stream)
         slots = self._timeline.writer.slots
         group = int(slots[OPEN_GROUP]) if slots[OPEN_OP] else MAX_GROUPS  # of the wait that ends here, still open
-        self._marks.append(Mark(event, stream, phase, step, now, found_dry, group))
+        waited = self._timeline.seconds[DEVICE_WAIT]
+        self._marks.append(Mark(event, stream, phase, step, now, waited, found_dry, group))
 
     def _has_room(self) -> bool:
         if len(self._marks) >= CAPACITY:
@@ -248,12 +270,15 @@ class DeviceClock:
         step.seconds[first.phase] += seconds
         if first.phase == COLLECTIVE_WAIT and second.group < MAX_GROUPS:
             step.group_waits.append((second.group, seconds))
+        issuing = second.issued - first.issued
         if second.found_dry:
             self._behind = 0.0
         elif before is not None:
-            self._behind = max(0.0, before + seconds - (second.issued - first.issued))
+            self._behind = max(0.0, before + seconds - issuing)
         if before is not None and self._behind is not None and first.phase in MAY_BE_DRY:
-            step.behind.append((first.phase, seconds, max(before, self._behind)))
+            # The device works while the host waits for it, and until it has caught up.
+            idle = max(0.0, issuing - max(before, second.waited - first.waited))
+            step.behind.append((first.phase, min(idle, seconds), max(before, self._behind)))
         if second.step is not step:
             self._publish(step)
 

@@ -147,6 +147,14 @@ def wait_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
     timeline.leave(opened)
 
 
+def read_values(timeline: Timeline, gpu: Gpu, count: int, *, issuing: float, computing: float) -> None:
+    """Issue work and read its result, again and again."""
+    for _ in range(count):
+        gpu.issue(computing)
+        gpu.host.now += issuing
+        wait_for_the_device(timeline, gpu)
+
+
 def finish(timeline: Timeline, gpu: Gpu) -> None:
     """Let the device finish all issued work, and end a step."""
     gpu.synchronize()

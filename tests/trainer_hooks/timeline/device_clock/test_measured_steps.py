@@ -8,6 +8,7 @@ from tests.trainer_hooks.timeline.device_clock.simulated_gpu import (
     finish,
     last_entry,
     phase,
+    read_values,
     seconds,
     started,
     steps_of,
@@ -73,15 +74,27 @@ def test_ranks_with_slightly_different_step_times_measure_the_same_steps(monkeyp
     assert len({*measured(0.0249)} & {*slower}) > 0.9 * len(slower)
 
 
-def test_one_step_per_minute_is_measured_if_steps_have_many_marks(timeline: Timeline, gpu: Gpu) -> None:
+@pytest.mark.parametrize("reads", [5, 20, 150])
+def test_a_step_with_many_reads_is_measured_as_often_as_one_with_few(timeline: Timeline, gpu: Gpu, reads: int) -> None:
+    started(timeline, gpu)
+    for _ in range(4096):
+        phase(timeline, gpu, layout.FORWARD, 0.001)
+        read_values(timeline, gpu, reads, issuing=0.0, computing=0.0001)
+        gpu.host.now += 0.04 - 0.001 - 0.0002 * reads
+        timeline.step()
+    # Eleven marks per step of 40 ms: one of 32 steps.
+    assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(4096 / 32, abs=2)
+
+
+def test_six_steps_per_minute_are_measured_if_steps_have_many_marks(timeline: Timeline, gpu: Gpu) -> None:
     started(timeline, gpu)
     for _ in range(1300):
         for _ in range(1000):
             timeline.leave(timeline.enter(layout.FORWARD))
         gpu.host.now += 1
         timeline.step()
-    # 2000 marks per step of one second: one of 256 steps by the budget, but one of 64 for at least one per minute.
-    assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(1300 / 64, abs=2)
+    # 2000 marks per step of one second: one of 256 steps by the budget, but one of 8 for six per minute.
+    assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(1300 / 8, abs=2)
 
 
 @pytest.mark.usefixtures("clock")
