@@ -23,6 +23,13 @@ KINDS = (
     Case("throttled", Fault(gpus=everywhere({THROTTLED: 1.0, CLOCK: 0.99e9}))),
     Case("healthy", Fault()),
 )
+CAPPED = THROTTLED.replace("sw_thermal_slowdown", "sw_power_cap")
+LIMIT, DEFAULT_LIMIT = "rankscope_gpu_power_limit_watts", "rankscope_gpu_power_limit_default_watts"
+AT_LIMIT = {CAPPED: 1.0, CLOCK: 1.4e9, DEFAULT_LIMIT: 700.0}
+POWER_LIMITS = (
+    Case("default limit", Fault(gpus=everywhere({**AT_LIMIT, LIMIT: 700.0}))),
+    Case("lowered limit", Fault(gpus=everywhere({**AT_LIMIT, LIMIT: 500.0}))),
+)
 AWAY = 20
 """Missing scrapes: more than any window has, and fewer than the run is remembered."""
 RUNS = [case.run for case in KINDS]
@@ -51,6 +58,11 @@ def test_each_part_is_a_share_of_the_allocated_time(tmp_path: Path) -> None:
         ask(f'{lost}{{cause="none"}} > 0', ended=0.645, throttled=0.43, healthy=0.86),
         ask(f'{lost}{{cause="transfer"}} > 0', ended=0.06, throttled=0.08, healthy=0.08),
     )
+
+
+def test_the_default_power_limit_is_no_loss(tmp_path: Path) -> None:
+    lost = 'run:rankscope_lost:ratio{cause="throttling"} > 0'
+    assert not complaint(tmp_path, POWER_LIMITS, ask(lost, **{"lowered-limit": 0.252}))
 
 
 def test_the_parts_sum_to_one(tmp_path: Path) -> None:  # test_diagnosis.py has it for faults that alert

@@ -13,6 +13,8 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 DATA = ("data", "data_cpu", "data_io")
 Parts = defaultdict[str, float]
 
+_WITHOUT_KERNELS = ("data_wait", "h2d_copy", "startup")
+_POWER_CAP = "sw_power_cap"
 _NAMES = {"h2d_copy": "copies"}
 """Causes by phase, where their names differ."""
 
@@ -153,7 +155,11 @@ def _dry(run: RunFacts, moving: Parts, thresholds: Thresholds) -> tuple[Parts, P
 
     All ranks are affected alike, so the median rank is used. If the host never waited for the device, a step would take
     the longer of the host's issue time and the device's compute time. The loss to reads is therefore the time in which
-    both wait: the host for the device, and the device for the host. The rest is lost to a slow host (launches).
+    both wait: the host for the device, and the device for the host. The rest is lost to a slow host (launches), as far
+    as the host's issue time exceeds the device's compute time.
+
+    The device clock counts a whole phase as dry, also if the device computes most of it and only keeps up with the
+    host. The GPU's busy time bounds that.
     """
     reads: Parts = defaultdict(float)
     launches: Parts = defaultdict(float)
@@ -166,13 +172,35 @@ def _dry(run: RunFacts, moving: Parts, thresholds: Thresholds) -> tuple[Parts, P
         for phase, ratio in moving.items()
         if phase in phases.ISSUING
     }
+    issued = sum(median(one.host_ratios.get(phase, 0.0) for one in measured) for phase in phases.COMPUTING) * share
+    computing = sum(moving[phase] for phase in phases.COMPUTING)
+    if (computed := _computed(measured, moving, computing)) is not None:
+        idle = max(computing - computed, 0.0)
+        in_phases = sum(dry.get(phase, 0.0) for phase in phases.COMPUTING)
+        if in_phases > idle:
+            dry |= {phase: dry[phase] * idle / in_phases for phase in phases.COMPUTING if phase in dry}
     if (total := sum(dry.values())) <= 0.0:
         return reads, launches
     overlap = min(median(one.host_ratios.get("device_wait", 0.0) for one in measured) / total, 1.0)
     if _reads_in_each_step(run, thresholds):
         reads |= {phase: ratio * overlap for phase, ratio in dry.items()}
     launches |= {phase: ratio * (1.0 - overlap) for phase, ratio in dry.items() if phase in phases.COMPUTING}
+    slow = sum(launches.values())
+    if computed is not None and slow > (excess := max(issued - computed, 0.0)):
+        launches |= {phase: ratio * excess / slow for phase, ratio in launches.items()}
     return reads, launches
+
+
+def _computed(measured: Sequence[RankFacts], moving: Parts, computing: float) -> float | None:
+    """Return the least ratio of the time in which the GPUs computed; None if it is unknown.
+
+    In the other phases, kernels may have run all the time, such as those of collectives, except while data is late.
+    """
+    busy = [ratio for one in measured if (ratio := one.rate(one.spent.gpu.busy)) is not None]
+    if not busy:
+        return None
+    without = sum(moving[phase] for phase in _WITHOUT_KERNELS)
+    return max(min(median(busy), 1.0) - max(1.0 - computing - without, 0.0), 0.0)
 
 
 def _reads_in_each_step(run: RunFacts, thresholds: Thresholds) -> bool:
@@ -188,16 +216,25 @@ def device_waits(run: RunFacts) -> float:
 
 
 def _throttled(run: RunFacts) -> float:
-    """Return the ratio by which computation takes longer because GPUs are throttled."""
-    known = [throttled * (1.0 - clock) for one in run.ranks for throttled, clock in [throttling(one)] if clock]
+    """Return the ratio by which computation takes longer because GPUs are throttled for a reason that can be removed.
+
+    A GPU at its default power limit is not: at full load, its power limits its clock (an H200 with large matrix
+    products runs at 73% of its highest clock).
+    """
+    known = [throttled * (1.0 - clock) for one in run.ranks for throttled, clock in [_removable(one)] if clock]
     return fmean(known) if known else 0.0
 
 
-def throttling(one: RankFacts) -> tuple[float, float | None]:
+def _removable(one: RankFacts) -> tuple[float, float | None]:
+    is_lowered = one.now.gpu is not None and one.now.gpu.is_power_limit_lowered
+    return throttling(one) if is_lowered else throttling(one, without=_POWER_CAP)
+
+
+def throttling(one: RankFacts, without: str = "") -> tuple[float, float | None]:
     """Return the ratio of the time in which a rank's GPU was throttled, and its mean clock relative to the maximum."""
     gpu = one.spent.gpu
     clock = one.rate(gpu.clock_ratio_seconds)
-    longest = max((gpu.throttled or {}).values(), default=0.0)
+    longest = max((spent for reason, spent in (gpu.throttled or {}).items() if reason != without), default=0.0)
     return min(longest / one.seconds, 1.0), clock if clock is None else min(clock, 1.0)
 
 

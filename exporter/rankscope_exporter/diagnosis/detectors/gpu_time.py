@@ -3,7 +3,8 @@
 - `copies`: the median rank waits for copies from the host to the GPU
 - `launch`: the GPUs run out of work, because the hosts launch kernels too slowly
 - `device_reads`: the GPUs run out of work, because the hosts read a value from them in every step and wait for it
-- `throttling`: the extra time that the work takes compared with the highest clock, while the GPUs are throttled
+- `throttling`: the extra time that the work takes compared with the highest clock, while the GPUs are throttled. Power
+  at the default limit does not count: there, every GPU at full load has lower clocks
 """
 
 from __future__ import annotations

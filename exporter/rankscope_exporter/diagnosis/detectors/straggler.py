@@ -7,7 +7,7 @@ group and, in a pipeline, of the same stage. The cause is the phase in which the
 most, if that is more than `cause` times the lag. For slow computation it is one of these reasons, if it is present:
 
 - `throttled`: its GPU is throttled, for longer or to a lower clock than the GPUs of its peers
-- `foreign_process`: its GPU is shared with a process that is not a rank
+- `foreign_process`: its GPU is shared with more processes that are not ranks than the GPU of a peer
 - `cpu_contention`: its training thread waits for CPU time, for more than `cause` times the lag
 - `aggregation`: rank 0 sends more bytes in collectives than its next peer, or its GPU is busier and uses more memory
 - `expert_imbalance`: it sends more bytes in all_to_all than its peers, because more tokens are routed to its experts
@@ -113,13 +113,18 @@ def _slow_device(
         highest = max((clock for _, clock in peers if clock), default=0.0)
         if throttled - least > thresholds.throttled or (clock or 1.0) < thresholds.throttled_clock * highest:
             return "throttled"
-    gpu = one.now.gpu
-    ranks_on_it = sum(other.now.uuid == one.now.uuid for other in run.ranks)
-    if gpu and gpu.processes is not None and one.now.uuid and gpu.processes > ranks_on_it:
+    if _foreign_processes(run, one) > min(_foreign_processes(run, other) for other in others):
         return "foreign_process"
     queues = [queue for each in run.ranks if (queue := each.rate(each.spent.process.run_queue)) is not None]
     own = one.rate(one.spent.process.run_queue)
     return "cpu_contention" if own is not None and own - fmean(queues) > needed else None
+
+
+def _foreign_processes(run: RunFacts, one: RankFacts) -> int:
+    """Return the number of processes on a rank's GPU that are not ranks; 0 if it is unknown."""
+    if not one.now.uuid or one.now.gpu is None or one.now.gpu.processes is None:
+        return 0
+    return max(one.now.gpu.processes - sum(other.now.uuid == one.now.uuid for other in run.ranks), 0)
 
 
 def _aggregates(one: RankFacts, others: Sequence[RankFacts], thresholds: Thresholds, *, is_foreign: bool) -> bool:

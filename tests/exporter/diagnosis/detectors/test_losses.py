@@ -252,14 +252,15 @@ def test_copies_are_a_loss_if_every_rank_waits_for_them(ranks) -> None:
 
 
 def dry(seconds: Mapping[str, float], waits: float, host_wait: float) -> Adjust:
-    """Return ranks whose devices are dry for these seconds in each step, by phase."""
+    """Return ranks whose devices are dry, and idle, for these seconds in each step, by phase."""
 
     def change(one: RankReading) -> RankReading:
         steps, phases = one.counters.steps, dict(one.counters.phases)
         waited = min(host_wait * steps, phases["backward"]) if "backward" in phases else 0.0
         phases = phases | {"backward": phases.get("backward", 0.0) - waited, "device_wait": waited}
         device_dry = {phase: spent * steps for phase, spent in seconds.items()}
-        return counting(one, device_dry=device_dry, device_waits=waits * steps, phases=phases)
+        gpu = replace(one.counters.gpu, busy=(1.0 - sum(seconds.values()) / 0.21) * sum(phases.values()))
+        return counting(one, device_dry=device_dry, device_waits=waits * steps, phases=phases, gpu=gpu)
 
     return change
 
@@ -276,6 +277,23 @@ def test_time_of_gpus_that_wait_after_a_read_in_every_step_is_lost_to_reads() ->
     candidates = found(window(reading))
     assert candidates.keys() == {"device_reads"}
     assert candidates["device_reads"].evidence["device_waits_per_step"] == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("late", ["data_wait", "h2d_copy"])
+def test_gpus_that_compute_while_they_keep_up_with_their_host_do_not_wait_for_launches(late) -> None:
+    """A GPU that a wait has left without work is dry to the end of each phase, although it computes most of it."""
+
+    def computing(one: RankReading) -> RankReading:
+        counters, steps = one.counters, one.counters.steps
+        computed = sum(counters.device_phases.get(phase, 0.0) for phase in ("forward", "backward", "optimizer"))
+        device_dry = {
+            phase: spent for phase, spent in counters.device_phases.items() if phase in ("forward", "backward")
+        }
+        busy = 0.95 * computed + counters.device_phases.get("collective_wait", 0.0)
+        return counting(one, device_dry=device_dry, device_waits=0.02 * steps, gpu=replace(counters.gpu, busy=busy))
+
+    candidates = found(window(Training(adjust=computing, clock="device"), spend(late, 0.15)))
+    assert candidates.keys() == {{"data_wait": "data", "h2d_copy": "copies"}[late]}
 
 
 def test_occasional_device_reads_are_not_a_loss() -> None:
@@ -308,6 +326,18 @@ def test_throttling_of_all_gpus_is_a_loss_of_the_missing_clock() -> None:
     candidate = found(window(Training(adjust=throttled)))["throttling"]
     assert candidate.ratio == pytest.approx(0.3 * 0.93, abs=0.02)
     assert candidate.evidence["clock"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("is_lowered", [False, True])
+def test_a_gpu_at_its_default_power_limit_loses_nothing(is_lowered) -> None:
+    """A full load needs more power than an H200 may draw at its highest clock."""
+
+    def capped(one: RankReading) -> RankReading:
+        gpu = GpuReading("0", 0.6, 1, 0.0, is_power_limit_lowered=is_lowered)
+        capping = GpuCounters(one.at, {"sw_power_cap": one.at, "sw_thermal_slowdown": 0.0}, 0.73 * one.at)
+        return counting(replace(one, gpu=gpu), gpu=capping)
+
+    assert found(window(Training(adjust=capped))).keys() == ({"throttling"} if is_lowered else set())
 
 
 def test_a_low_clock_without_throttling_is_not_a_loss() -> None:

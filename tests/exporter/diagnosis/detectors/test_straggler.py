@@ -178,6 +178,19 @@ def test_ranks_that_share_a_gpu_are_not_foreign_processes() -> None:
     assert cause(training) == "backward"
 
 
+@pytest.mark.parametrize("uuids", [("GPU-0", "GPU-0", "GPU-0"), ("GPU-0", "GPU-1", "GPU-2")])
+def test_processes_that_are_on_the_gpus_of_all_peers_are_not_the_reason(uuids) -> None:
+    """Another run on the same GPU, or a server on each GPU, such as that of MPS."""
+    sharing = [uuids.count(uuid) + 2 for uuid in uuids]
+    training = Training(
+        3,
+        adjust=lambda reading: replace(
+            reading, uuid=uuids[reading.rank], gpu=GpuReading("0", 0.6, sharing[reading.rank], 0.0)
+        ),
+    )
+    assert cause(training) == "backward"
+
+
 def sends_more(reading: RankReading) -> RankReading:
     return counting(reading, collectives=CollectiveCounters({"gather": 1.0}, {"gather": 1e9 * reading.counters.steps}))
 
