@@ -64,6 +64,9 @@ above the tier's limit, and few of the span's parts are below half of it (at mos
 ends when the loss has been below {release} of {loss} for {release_seconds} s. Cause and place are fixed when it starts;
 the severity becomes critical at most once, when the loss exceeds {severe}.
 
+`launch` and `device_reads` show only in steps that are measured on the GPU: of short steps one every second or two, of
+steps with hundreds of phases one every ten seconds. Only parts with such a step count for their tiers.
+
 A loss that every healthy run has counts only beyond an allowance: the run's own loss in the last hour (its lower
 quartile), at most the allowance below. In the first minute of a run it is the allowance.
 

@@ -38,6 +38,8 @@ class Candidate:
     """The seconds that it has lasted, if the facts show them. Then it needs no further persistence."""
     needed: float = 0.0
     """The seconds that it has to last before it is a finding."""
+    lacks: str = "time"
+    """The reason why it is not a finding yet, as in `Pending.lacks`."""
 
     @property
     def key(self) -> tuple[str, int | None]:
@@ -75,6 +77,6 @@ class Pending:
 
     candidate: Candidate
     lacks: str
-    """`time`, `steps`, `baseline`, `paused`, `interactive`, `explained` or `usual`."""
+    """`time`, `startup`, `steps`, `baseline`, `paused`, `interactive`, `explained` or `usual`."""
     remaining: float | None = None
     """Seconds until it is a finding if it lasts; None if unknown."""

@@ -14,6 +14,7 @@ from statistics import quantiles
 from typing import Any, NamedTuple
 
 from rankscope.record import phases
+from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -79,6 +80,7 @@ class History:
         """Seconds without progress at the last reading: the accuracy of a pause is the time between two readings."""
         self._planned = ""
         self._checkpoint = 0.0
+        self._activity = Activity(thresholds.idle)
         self._stepped_since: float | None = None
 
     @property
@@ -92,6 +94,7 @@ class History:
         if not ranks:
             return
         self._observe_pause(at, ranks)
+        self._activity.observe(at, ranks)
         if self._minutes and at - self._minutes[-1].at < self._minute:
             return
         longest = max(ranks, key=lambda one: one.counters.phases.get("checkpoint", 0.0))
@@ -190,6 +193,7 @@ class History:
             checkpoint_ratio=self._checkpoint,
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
             amp_skips=max(skips, 0.0),
+            idle=self._activity.idle_seconds(at),
         )
 
     def _checkpoint_ratio(self, span: float) -> float:

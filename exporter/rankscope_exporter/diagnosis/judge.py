@@ -198,7 +198,7 @@ class RunJudge:
     ) -> Iterator[Pending]:
         for candidate in states:
             if candidate.key not in self._states.open:
-                lacks = "explained" if explanation(candidate, found) else "time"
+                lacks = "explained" if explanation(candidate, found) else candidate.lacks
                 yield Pending(candidate, lacks, candidate.needed - self._states.lasted(candidate, at))
         if is_interactive(window.run) and window.run.stalled > self._thresholds.stuck_floor:
             yield Pending(Candidate("hang", 1.0, "other"), "interactive")

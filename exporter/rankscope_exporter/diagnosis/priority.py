@@ -17,6 +17,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "device_reads": ("straggler", "hang"),
     "throttling": ("hang",),
     "low_utilization": ("cpu_fallback", "hang"),
+    "slow_startup": ("hang",),
     "hang": ("crash",),
 }
 """By kind: the kinds that explain it. A run that hangs has no other losses."""

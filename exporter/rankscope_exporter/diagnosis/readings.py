@@ -110,6 +110,8 @@ class GpuReading:
     processes: int | None = None
     idle_seconds: float | None = None
     """Seconds since a kernel last ran."""
+    is_power_limit_lowered: bool = False
+    """True if its power limit is below its default."""
     is_link_reduced: bool = False
     """True if it has fewer PCIe lanes or NVLinks than it supports."""
 
@@ -145,6 +147,8 @@ class RankReading:
     """The number of collectives that it has issued, by group."""
     collective: str = ""
     """The group of the collective that its training thread is in; empty outside of collectives."""
+    operation: str = ""
+    """That collective, one of layout.OPS."""
     amp_scale: float | None = None
     checkpoints: float = 0.0
     last_checkpoint: float | None = None

@@ -98,7 +98,8 @@ class Thresholds:
     stuck_floor: float = 45.0
     """Shortest time without progress that is a hang. Healthy steps of a few seconds are far shorter."""
     stuck_early: float = 90.0
-    """The same before a run has a pace, if its ranks have issued different numbers of collectives."""
+    """The same before a run has a pace, if its ranks have issued different numbers of collectives. In a start-up, if a
+    rank has begun to train and the rank that it waits for is idle."""
     stuck: float = 300.0
     """Time without progress outside of planned phases that is always a hang. NCCL's watchdog acts after 600 s."""
     stuck_pace: float = 4.0
@@ -110,8 +111,12 @@ class Thresholds:
     """The same for checkpoints and evaluations, which are rare."""
     planned: float = 1800.0
     """Time without progress in a planned phase. Compiling or loading a large model takes tens of minutes."""
+    idle: float = 0.02
+    """Seconds of CPU or GPU per second up to which a rank in its start-up is idle. A rank that waits uses less than
+    0.005. A download of a few megabytes per second uses more."""
     startup: float = 600.0
-    """Seconds in start-up without a step. Studies of wasted allocations use ten minutes."""
+    """Seconds in start-up without a step. Studies of wasted allocations use ten minutes. Also the time for which ranks
+    may wait for an idle rank before any has begun to train."""
     checkpoint: float = 0.05
     """Ratio of the time in checkpoints. At the rate that failures require, checkpoints take about 2%."""
     checkpoint_seconds: float = 3600.0

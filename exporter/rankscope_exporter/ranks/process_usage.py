@@ -36,12 +36,15 @@ class Usage:
     resident: float
     unread_children: int = 0
     """Children that were not read because there are too many. Values that include children are then unknown."""
+    descendants: int = 0
+    """Children and their descendants that were read."""
 
 
-def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("inf")) -> Usage:
+def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("inf"), *, generations: int = 1) -> Usage:
     """Return the usage of a process, and of its children unless there are more than the limit.
 
-    Raise OSError if the process is gone or hidden.
+    With more generations, the values of children include those of their children. Raise OSError if the process is gone
+    or hidden.
     """
     process = f"{procfs}/{pid}"
     own, waited_for, resident = _parse_stat(_read(f"{process}/stat"))
@@ -49,9 +52,9 @@ def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("i
     read_bytes = _read_bytes(process)
     children = _children(process, pid)
     is_read = children is not None and len(children) <= children_limit
-    read = children if children is not None and is_read else []
+    read = _with_descendants(children, procfs, generations, children_limit) if children and is_read else []
     living = [f"{procfs}/{child}" for child in read]
-    unread = len(children or ()) - len(read)
+    unread = 0 if is_read else len(children or ())
     return Usage(
         cpu=own,
         children_cpu=waited_for + sum(map(_cpu, living)) if is_read else None,
@@ -61,6 +64,7 @@ def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("i
         children=None if children is None else len(children),
         resident=resident,
         unread_children=unread,
+        descendants=len(read),
     )
 
 
@@ -105,6 +109,26 @@ def _children(process: str, pid: int) -> list[int] | None:
         return list(map(int, _read_all(f"{process}/task/{pid}/children").split()))
     except FileNotFoundError:  # this kernel has no such file
         return None
+
+
+def _with_descendants(children: list[int], procfs: Path, generations: int, limit: float) -> list[int]:
+    """Return the children, and theirs, and so on; only the children if there are more than the limit."""
+    found, newest = list(children), children
+    for _ in range(generations - 1):
+        parents, newest = newest, []
+        for parent in parents:
+            newest += _children_of_living(f"{procfs}/{parent}", parent)
+            if len(found) + len(newest) > limit:
+                return children
+        found += newest
+    return found
+
+
+def _children_of_living(process: str, pid: int) -> list[int]:
+    try:
+        return _children(process, pid) or []
+    except OSError:  # it has ended
+        return []
 
 
 def _cpu(process: str) -> float:

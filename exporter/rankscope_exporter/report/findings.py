@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankscope_exporter.diagnosis import words
-from rankscope_exporter.diagnosis.findings import Finding, Pending
+from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
 from rankscope_exporter.diagnosis.readings import Run
 
 LACKS: Mapping[str, str] = {
     "time": "it has not lasted long enough",
+    "startup": "it may still load data, index or compile",
     "steps": "too few steps have been compared",
     "baseline": "the run is too young to have a baseline",
     "paused": "the run is paused",
@@ -87,7 +88,6 @@ def report_finding(run: Run, finding: Finding, at: float, unix: float) -> Findin
 def report_pending(run: Run, pending: Pending) -> PendingReport:
     """Return the report of a pending candidate."""
     candidate, place = pending.candidate, pending.candidate.place
-    is_idle = candidate.kind == "hang" and place.rank is None
     return PendingReport(
         kind=candidate.kind,
         cause=candidate.cause,
@@ -98,8 +98,17 @@ def report_pending(run: Run, pending: Pending) -> PendingReport:
         lacks=pending.lacks,
         reason=LACKS.get(pending.lacks, pending.lacks),
         remaining_seconds=None if pending.remaining is None else max(pending.remaining, 0.0),
-        sentence=f"Run {run[0]} makes no steps" if is_idle else words.sentence(run, candidate),
+        sentence=_pending_sentence(run, candidate),
     )
+
+
+def _pending_sentence(run: Run, candidate: Candidate) -> str:
+    """Return what may become a finding. A start-up that is not one yet is not called a hang."""
+    if candidate.kind == "hang" and candidate.place.rank is None:
+        return f"Run {run[0]} makes no steps"
+    if candidate.kind == "hang" and candidate.cause == "startup" and candidate.evidence.get("ranks_behind"):
+        return f"The other ranks of run {run[0]} wait for r{words.where(candidate)[1:]} in its start-up"
+    return words.sentence(run, candidate)
 
 
 def pending_reason(pending: PendingReport) -> str:

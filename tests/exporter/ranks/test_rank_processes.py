@@ -107,6 +107,23 @@ def test_bytes_that_workers_read_are_added_to_the_ranks(run_dir: Path, tmp_path:
     assert read_usage(7, tmp_path).read_bytes == 3000
 
 
+def test_before_the_first_step_the_children_of_workers_count_as_well(run_dir: Path, tmp_path: Path) -> None:
+    """A build tool runs compilers, for example."""
+    for process, children in (("7", "8"), ("8", "9 11"), ("9", "10"), ("10", "")):  # 11 has ended
+        fake(tmp_path, process, children, read_bytes=1000)
+    usage = read_usage(7, tmp_path, generations=4)
+    assert (usage.children, usage.children_cpu, usage.read_bytes) == (1, 0.5 + 3 * 2.5, 4000)
+    assert read_usage(7, tmp_path).children_cpu == 0.5 + 2.5
+    assert read_usage(7, tmp_path, children_limit=2, generations=4).children_cpu == 0.5 + 2.5
+
+
+@pytest.mark.parametrize(("steps", "cpu"), [(0.0, 5.5), (1.0, 3.0)])
+def test_children_of_children_are_read_only_before_the_first_step(living: Living, tmp_path: Path, steps, cpu) -> None:
+    living.add(7, children=[8], each="9", steps=steps)
+    fake(tmp_path, "9")
+    assert living.values("cpu_seconds_total")["7 workers"] == cpu
+
+
 def test_a_rank_that_has_ended_is_absent(run_dir: Path) -> None:
     with rank(run_dir, ""):
         pass
@@ -232,13 +249,23 @@ class Living:
     def _counting(self, read: Callable[[str], bytes]) -> Callable[[str], bytes]:
         return lambda path: self.read.append(path) or read(path)
 
-    def add(self, pid: int, owner: int = 1, records: int = 1, children: Iterable[int] = (), each: str = "") -> None:
+    def add(
+        self,
+        pid: int,
+        owner: int = 1,
+        records: int = 1,
+        children: Iterable[int] = (),
+        each: str = "",
+        steps: float = 1.0,
+    ) -> None:
         """Add a process that holds records, its children, and each child's own children."""
         fake(self._procfs, str(pid), " ".join(map(str, children)))
         for child in children:
             fake(self._procfs, str(child), each)
         for number in range(records):
-            snapshot = replace(rank_snapshot(run=f"{pid}-{number}"), lock_pid=pid, path=Path(f"{pid}-{number}"))
+            snapshot = replace(
+                rank_snapshot({"steps": steps}, run=f"{pid}-{number}"), lock_pid=pid, path=Path(f"{pid}-{number}")
+            )
             self._ranks.append(Rank(snapshot, None, owner))
 
     def end(self, pid: int) -> None:

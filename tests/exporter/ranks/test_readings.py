@@ -106,6 +106,13 @@ def test_collectives_are_counted_by_group() -> None:
     assert read().issued == {}
 
 
+def test_the_collective_that_a_rank_is_in_has_an_operation_and_a_group() -> None:
+    inside = {"collective_op": 1.0 + layout.OPS.index("ddp_all_reduce"), "collective_group": 0.0}
+    one = read(inside, groups=["0-7"])
+    assert (one.operation, one.collective) == ("ddp_all_reduce", "0-7")
+    assert read(groups=["0-7"]).operation == ""
+
+
 def test_operations_that_a_rank_does_not_use_are_absent() -> None:
     found = read({"collectives": 3.0, "collective_bytes": 12.0, "collective_seconds": 0.5}).counters.collectives
     assert (found.calls, found.bytes, found.seconds) == ({"all_reduce": 3.0}, {"all_reduce": 12.0}, {"all_reduce": 0.5})

@@ -12,10 +12,12 @@ from testing.judged_job import HUNG, JudgedJob
 from testing.records import publish
 from testing.simulated_job import even, lagging
 
+from rankscope_exporter.diagnosis.findings import Candidate, Pending, Place
 from rankscope_exporter.diagnosis.words import duration
 from rankscope_exporter.ranks.watcher import OutdatedError
+from rankscope_exporter.report import describe
 from rankscope_exporter.report.as_json import as_json
-from rankscope_exporter.report.findings import LACKS, pending_reason
+from rankscope_exporter.report.findings import LACKS, pending_reason, report_pending
 from rankscope_exporter.report.runs import NOT_POLLED, REASONS, NodeReport, Reporter, ordered, report_of_look
 
 
@@ -57,6 +59,15 @@ def test_a_straggler_with_few_steps_is_pending_with_the_reason(run_dir: Path) ->
     (pending,) = (one for one in run.pending if one.kind == "straggler")
     assert (pending.rank, pending.lacks, pending.reason) == (2, "steps", LACKS["steps"])
     assert pending.sentence.startswith("Rank 2 (node-a) slows down run r")
+
+
+def test_a_rank_that_others_wait_for_in_its_start_up_is_named_without_calling_it_a_hang() -> None:
+    place, behind = Place(1, node="node-a", gpu="3"), {"ranks_behind": 1.0}
+    candidate = Candidate("hang", 1.0, "startup", place, behind, lasted=60.0, needed=1800.0, lacks="startup")
+    pending = report_pending(("r", "1000"), Pending(candidate, candidate.lacks, 1740.0))
+    assert pending.sentence == "The other ranks of run r wait for rank 1 (node-a, GPU 3) in its start-up"
+    assert pending_reason(pending) == "it may still load data, index or compile, 29 min more"
+    assert not describe.is_growing(pending)
 
 
 def test_a_hang_is_pending_with_its_rank_and_the_remaining_seconds(run_dir: Path) -> None:

@@ -1,7 +1,17 @@
 """A run in which no rank makes progress, and the rank that the others wait for.
 
 The run hangs if it makes no progress for `stuck_pace` times its longest pause in the last hour (at least `stuck_floor`,
-at most `stuck` seconds; in a start-up, checkpoint or evaluation up to `planned`). The finding names, in this order:
+at most `stuck` seconds; in a start-up, checkpoint or evaluation up to `planned`). If the others wait for a rank in its
+start-up, the limit depends on what that rank does:
+
+- It is idle (`idle`), and another rank has begun to train, that is, it is in a collective of DDP or has made a backward
+  pass: `stuck_early` seconds.
+- It is idle, and no rank has begun to train: `startup` seconds, because it may wait for a download.
+- It works, or that is unknown: `planned` seconds, because it may load, compile or index.
+
+To be idle, it must have been so for half of that time. It is shown from the first seconds, as not yet an alert.
+
+The finding names, in this order:
 
 1. A rank that others wait for, directly or through other ranks, and that waits for no rank itself. In a collective, a
    rank waits for the ranks of its group that have issued fewer collectives (`diagnosis/waits.py`).
@@ -15,9 +25,11 @@ A single process outside of all phases is not a hang: it may be a prompt or a no
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rankscope.record import phases
+from rankscope_exporter.diagnosis.activity import INTERVAL
 from rankscope_exporter.diagnosis.detectors.loss import Window, place
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
@@ -38,21 +50,53 @@ INSIDE = "inside_collective"
 Issued = Mapping[int, Mapping[str, float]]
 """The number of issued collectives by rank and group."""
 SHOWN_AFTER = 5.0  # seconds without progress; shown long before it is a finding
+STARTUP = "startup"
+DDP = "ddp_"
+"""The prefix of collectives that DDP issues only in a forward or backward pass."""
 
 
 def detect(window: Window, past: Past) -> Iterator[Candidate]:
-    """Yield the hang from its first seconds on; in a planned phase, after half of the time allowed for it."""
+    """Yield the hang from its first seconds on.
+
+    In a planned phase, yield it after half of the time allowed for it, unless others wait for a rank in its start-up.
+    """
     run = window.run
+    if _planned(run) == {STARTUP} and (waited_for := ranks_behind(run)):
+        needed, lacks = _startup_limit(run, past, waited_for, window.thresholds)
+        if run.stalled >= min(needed, SHOWN_AFTER):
+            yield replace(_candidate(run, waited_for, needed), lacks=lacks)
+        return
     limits = [stall_limit(run, past, window.thresholds, has_evidence=known) for known in (False, True)]
     if not run.ranks or run.stalled < _shown_after(run, past, min(limits)) or is_interactive(run):
         return
     behind = ranks_behind(run)
     needed = limits[bool(behind)]
-    if run.stalled < _shown_after(run, past, needed):
-        return
+    if run.stalled >= _shown_after(run, past, needed):
+        yield _candidate(run, behind, needed)
+
+
+def _candidate(run: RunFacts, behind: dict[int, float], needed: float) -> Candidate:
     one, cause = _choose_rank(run, behind)
     evidence = {"stalled": one.stalled, "behind": float(behind.get(one.rank, 0.0)), "ranks_behind": float(len(behind))}
-    yield Candidate(KIND, 1.0, cause, place(one), evidence, lasted=run.stalled, needed=needed)
+    return Candidate(KIND, 1.0, cause, place(one), evidence, lasted=run.stalled, needed=needed)
+
+
+def _startup_limit(run: RunFacts, past: Past, waited_for: Collection[int], thresholds: Thresholds) -> tuple[float, str]:
+    """Return the seconds without progress after which a run with a rank in its start-up hangs, and what it lacks."""
+    others = [one for one in run.ranks if one.rank not in waited_for]
+    limit = thresholds.stuck_early if any(map(_has_begun, others)) else thresholds.startup
+    in_collective = any(one.now.collective for one in run.ranks if one.rank in waited_for)
+    idle = 0.0 if in_collective else min(past.idle.get(rank, 0.0) for rank in waited_for)
+    # A rank may work for a moment after its last progress.
+    if idle >= limit / 2 or (idle and run.stalled - idle <= 2 * INTERVAL):
+        return min(limit, thresholds.planned), "time"
+    return thresholds.planned, STARTUP
+
+
+def _has_begun(one: RankFacts) -> bool:
+    """Return whether a rank has begun to train."""
+    counters = one.now.counters
+    return counters.steps > 0 or counters.micro_steps > 0 or one.now.operation.startswith(DDP)
 
 
 def _shown_after(run: RunFacts, past: Past, needed: float) -> float:
@@ -111,7 +155,12 @@ def _operation(one: RankFacts, issued: Issued) -> Operation | None:
 
 
 def _is_waiting(one: RankFacts) -> bool:
-    return one.now.phase == WAIT or _waits_for_the_device(one)
+    return _is_in_collective_on_host(one) or _waits_for_the_device(one)
+
+
+def _is_in_collective_on_host(one: RankFacts) -> bool:
+    """Return whether the host is in a collective. A planned phase, such as a start-up, hides it from the phases."""
+    return one.now.phase == WAIT or bool(one.now.collective)
 
 
 def _choose_rank(run: RunFacts, behind: dict[int, float]) -> tuple[RankFacts, str]:
@@ -124,7 +173,7 @@ def _choose_rank(run: RunFacts, behind: dict[int, float]) -> tuple[RankFacts, st
 
 
 def _is_in_a_collective(run: RunFacts, one: RankFacts) -> bool:
-    return one.now.phase == WAIT or (_waits_for_the_device(one) and len(run.ranks) > 1)
+    return _is_in_collective_on_host(one) or (_waits_for_the_device(one) and len(run.ranks) > 1)
 
 
 def _waits_for_the_device(one: RankFacts) -> bool:

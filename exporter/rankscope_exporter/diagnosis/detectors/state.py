@@ -28,6 +28,8 @@ class Past:
     """The highest loss scale in the last five minutes."""
     amp_skips: float = 0.0
     """Steps that were skipped in the last five minutes."""
+    idle: Mapping[int, float] = field(default_factory=dict)
+    """How long each rank has been idle; see activity.py."""
 
 
 class StateDetector(NamedTuple):

@@ -18,8 +18,9 @@ from rankscope_exporter.ranks.metric import rank_metrics
 from rankscope_exporter.ranks.process_usage import PROCFS, Usage, read_usage
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 
-CHILDREN_LIMIT = 2048  # per poll: three files each, which takes 0.1 s
+CHILDREN_LIMIT = 2048  # per poll: three or four files each, which takes 0.1 s
 OWNER_CHILDREN_LIMIT = 1024  # per owner: 8 ranks with two loaders of 64 workers
+STARTUP_GENERATIONS = 4  # before a rank's first step: compilers run in its children's children
 
 
 @dataclass
@@ -160,12 +161,13 @@ class RankProcesses:
         for rank in ranks:
             pid = rank.snapshot.lock_pid
             if pid not in usages:
-                usages[pid] = usage = self._usage(pid, left[rank.owner])
-                left[rank.owner] -= (usage.children or 0) - usage.unread_children if usage else 0
+                generations = 1 if rank.snapshot["steps"] else STARTUP_GENERATIONS
+                usages[pid] = usage = self._usage(pid, left[rank.owner], generations)
+                left[rank.owner] -= usage.descendants if usage else 0
         return usages
 
-    def _usage(self, pid: int, children_limit: int) -> Usage | None:
+    def _usage(self, pid: int, children_limit: int, generations: int) -> Usage | None:
         try:
-            return read_usage(pid, self._procfs, children_limit)
+            return read_usage(pid, self._procfs, children_limit, generations=generations)
         except OSError:  # it has ended, or is hidden
             return None
