@@ -132,7 +132,7 @@ measurements-archive: ## pack docs/measurements and the raw figures into dist/, 
 gpu-wheels: ## download the packages for gpu-check on a machine without a network, into .gpu-wheels (49 MiB)
 	@for version in 3.11 3.12 3.13; do $(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --platform=manylinux2014_x86_64 --python-version=$$version --requirement exporter/requirements.txt --dest .gpu-wheels/$$version || exit; done
 
-gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 10 minutes)
+gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 15 minutes)
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
 
 release: $(RELEASE)/.installed venv helm ## build, compare and check every file of a release, into dist/ (BASE=debian: with a substitute base image; 15 minutes)

@@ -19,7 +19,7 @@ from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.nvml.errors import DriverError
 from rankscope_exporter.gpu.nvml.fields import ALL_LINKS
-from rankscope_exporter.gpu.nvml.gpm import RATES, RATIOS, GpmSampler, supports_gpm
+from rankscope_exporter.gpu.nvml.gpm import RATES, RATIOS, GpmSampler
 from rankscope_exporter.registry import GPU_COLLECTORS
 
 READINGS = 5
@@ -92,12 +92,12 @@ def describe_ring(device: Device, ring: int) -> str:
 def describe_gpm(device: Device) -> str:
     """Return the size of the struct, and each metric's value or return code."""
     size = f"struct of {ctypes.sizeof(pynvml.c_nvmlGpmMetricsGet_t)} bytes"
-    if not supports_gpm(device):
+    if not device.supports_gpm():
         return f"{size}, not supported"
     sampler = GpmSampler(device)
     for elapsed in (0.0, 2 * APART):
         time.sleep(2 * APART)
-        sampler.measure(elapsed)
+        sampler.measure(elapsed, time.monotonic())
     answers = zip((*RATIOS, *RATES), sampler._request.metrics, strict=False)
     return f"{size}: {', '.join(f'{name} {a.value:.4g} (return {a.nvmlReturn})' for name, a in answers)}"
 
