@@ -26,7 +26,7 @@ from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher, Scheduler, S
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, name_of_user
 from rankscope_exporter.gpu.collector import GpuCollector
-from rankscope_exporter.gpu.collectors import allocation
+from rankscope_exporter.gpu.collectors import allocation, gpm
 from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.rank_gpus import RankGpus
@@ -84,7 +84,8 @@ def run(settings: Config) -> None:
     ):
         averages = Averages(enabled) if settings.dcgm else None
         gpus = averages.collectors if averages else enabled
-        sampler = Sampler(Driver(), gpus, watches_xids=XidCollector.name in settings.collectors)
+        driver = Driver(uses_gpm=gpm.COLLECTOR.name in settings.collectors)
+        sampler = Sampler(driver, gpus, watches_xids=XidCollector.name in settings.collectors)
         occupants.lacks, rank_gpus.sampler = sampler.lacks, sampler
         collectors = registry.collectors(settings.collectors, gpus, sampler, ranks.collectors)
         collectors += [DcgmCollector(averages, sampler)] if averages else []

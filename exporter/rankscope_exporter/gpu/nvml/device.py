@@ -79,8 +79,9 @@ class PowerLimits:
 class Device:
     """An open handle of one GPU. Every method may raise DeviceLostError or DriverError."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, *, uses_gpm: bool = True) -> None:
         self.index = index
+        self._uses_gpm = uses_gpm
         self._rings_seen: set[Engine] = set()
         self._at_close: list[Callable[[], None]] = []
         self.gpm_samplers: dict[int | None, Any] = {}
@@ -166,8 +167,8 @@ class Device:
         return engine in self._rings_seen
 
     def supports_gpm(self) -> bool:
-        """Return whether the device has GPM (gpm.py)."""
-        support = ask(pynvml.nvmlGpmQueryDeviceSupport, self._handle)
+        """Return whether the device has GPM (gpm.py), and it may be used."""
+        support = ask(pynvml.nvmlGpmQueryDeviceSupport, self._handle) if self._uses_gpm else None
         return support is not None and bool(support.isSupportedDevice)
 
     def driver_version(self) -> str | None:

@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 class Driver:
     """A connection to NVML, one per process. Connect and close it from the same thread."""
 
-    def __init__(self, descriptors: Path = Path("/proc/self/fd")) -> None:
+    def __init__(self, descriptors: Path = Path("/proc/self/fd"), *, uses_gpm: bool = True) -> None:
         """Initialize without connecting. `descriptors` is a directory of links to this process's open files."""
-        self._descriptors = descriptors
+        self._descriptors, self._uses_gpm = descriptors, uses_gpm
         self._connected = False
         self._logged_error = ""
 
@@ -65,7 +65,7 @@ class Driver:
 
     def device(self, index: int) -> Device:
         """Open a GPU. Raises DeviceLostError, DriverError."""
-        return Device(index)
+        return Device(index, uses_gpm=self._uses_gpm)
 
     def xid_events(self) -> XidEvents:
         """Create an event set. Raises DriverError."""

@@ -11,6 +11,7 @@ from rankscope_exporter.gpu.busy_meter import BusyMeter
 from rankscope_exporter.gpu.collector import Tick
 from rankscope_exporter.gpu.collectors.load import LoadReader
 from rankscope_exporter.gpu.nvml.device import UtilizationSample
+from rankscope_exporter.gpu.nvml.driver import Driver
 
 BUSY = "{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}"
 BURSTS = """
@@ -84,6 +85,17 @@ def test_without_gpms_answer_the_samples_count(metered):
     gpu = metered(scenario, BusyMeter())
     gpu.after(2, elapsed=0)
     assert [gpu.after(1).busy_seconds for _ in range(3)] == pytest.approx([1, 2, 3], abs=0.2)
+
+
+def test_gpm_is_not_asked_without_its_collector(machine):
+    simulated = machine(BUSY)
+    simulated.driver = Driver(uses_gpm=False)
+    device, meter = simulated.device(), BusyMeter()
+    for second in range(4):
+        simulated.clock.advance(1)
+        load = meter(device, Tick(simulated.clock(), 1 if second else 0))
+    assert load.busy_seconds == pytest.approx(3, abs=0.2)
+    assert not device.gpm_samplers
 
 
 def test_an_idle_context_is_not_busy(metered):
