@@ -32,7 +32,7 @@ def throttle_one(arena: Arena, target: Target) -> None:
 
 def throttle_all(arena: Arena, target: Target) -> None:
     for rank in range(RANKS):
-        arena.change_gpu(rank, throttle=["sw_power_cap"])
+        arena.change_gpu(rank, throttle=["hw_power_brake_slowdown"])
     slow_device_of_all(arena, target)
 
 

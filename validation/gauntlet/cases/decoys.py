@@ -34,6 +34,12 @@ def warm_up(arena: Arena, _target: Target) -> None:
     arena.begin()
 
 
+def reach_power_limit(arena: Arena, target: Target) -> None:
+    for rank in range(RANKS):
+        arena.change_gpu(rank, throttle=["sw_power_cap"])
+    all_ranks(lambda target: target.slow_device)(arena, target)
+
+
 DECOYS = {
     # Gradients are accumulated over four micro-batches.
     "accumulation": Decoy("gradient accumulation", all_ranks(lambda _: {"micro_steps": 4})),
@@ -53,6 +59,8 @@ DECOYS = {
     "evaluation_on_rank_zero": Decoy("an evaluation pass of rank 0 alone", first_rank(lambda _: {"evaluation": 5000})),
     # All ranks have more to compute.
     "longer_sequences": Case("uniformly longer sequences", all_ranks(lambda target: target.slow_device)),
+    # At their default power limit, GPUs with a full load have lower clocks.
+    "power_limit": Case("GPUs at their default power limit", reach_power_limit, simulated="clocks and reason"),
     # Healthy training.
     "nothing": Decoy("nothing at all", lambda arena, _: arena.begin()),
     # The job is ended with SIGTERM and started again.
