@@ -25,7 +25,27 @@ def quantile(buckets: tuple[float, ...], wanted: float) -> float | None:
 
 
 def p99_to_median(run: RunFacts) -> float:
-    """Return the 99th percentile of the step time over its median. All ranks have the same steps, so read the first."""
+    """Return the 99th percentile of the step time over its median, without steps that a planned phase made long.
+
+    All ranks have the same steps, so read the first. The planned phase may be another rank's.
+    """
     one = run.first
-    p99, median = (quantile(one.spent.step_buckets, wanted) if one else None for wanted in (0.99, 0.5))
-    return p99 / median if p99 and median else 1.0
+    median = quantile(one.spent.step_buckets, 0.5) if one else None
+    if one is None or not median:
+        return 1.0
+    planned = max(each.planned_ratio * each.seconds for each in run.ranks)
+    p99 = quantile(_without_longest(one.spent.step_buckets, planned, median), 0.99)
+    return p99 / median if p99 else 1.0
+
+
+def _without_longest(buckets: tuple[float, ...], seconds: float, usual: float) -> tuple[float, ...]:
+    """Return the histogram without its longest steps, as many as took these seconds longer than the usual ones."""
+    kept = list(buckets)
+    for index in reversed(range(1, len(kept))):
+        excess = STEP_BOUNDS[index - 1] - usual
+        if excess <= 0.0:
+            break
+        removed = min(kept[index], seconds / excess)
+        kept[index] -= removed
+        seconds -= removed * excess
+    return tuple(kept)

@@ -191,6 +191,20 @@ def test_processes_that_are_on_the_gpus_of_all_peers_are_not_the_reason(uuids) -
     assert cause(training) == "backward"
 
 
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (0,), (3,)])
+def test_steps_that_a_planned_phase_made_long_are_no_spikes(phase, ranks) -> None:
+    planned = [spend(phase, 1.4, rank, every=10) for rank in ranks]
+    one = window(Training(), *planned, seconds=60.0)
+    assert not straggler.has_spikes(one.run, one.thresholds)
+
+
+def test_long_steps_beside_planned_phases_are_spikes() -> None:
+    planned = [spend("checkpoint", 1.4, rank, every=50) for rank in range(4)]
+    one = window(Training(), *planned, spend("forward", 1.4, 1, every=10), seconds=120.0)
+    assert straggler.has_spikes(one.run, one.thresholds)
+
+
 def sends_more(reading: RankReading) -> RankReading:
     return counting(reading, collectives=CollectiveCounters({"gather": 1.0}, {"gather": 1e9 * reading.counters.steps}))
 
