@@ -126,7 +126,12 @@ def conditions(xml: str) -> dict[str, str]:
     """Return where and when this was measured."""
     gpu = " driver ".join(re.findall("<(?:product_name|driver_version)>(.*)<", xml)[1::-1])
     machine = f"{platform.release()}, {os.cpu_count()} cores, Python {platform.python_version()}, uid {os.geteuid()}"
-    return {"GPU": gpu, "machine": machine, "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
+    return {
+        "command": "`make gpu-check`",
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "machine": f"{gpu}, {machine}",
+        "bound": "each value agrees with `nvidia-smi` or the known load, each fault is found and nothing else",
+    }
 
 
 def run_part(command: Sequence[str], seconds: float, ranks: int = 1) -> list[Check]:

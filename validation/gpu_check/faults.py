@@ -1,6 +1,6 @@
 """Real trainings on the GPU, each healthy or with one fault: what the exporter finds, and after how many seconds.
 
-The GPU computes for one training at a time; the two that hang run beside the others. Ranks of one training share the
+The GPU computes for one training at a time; the two that hang run at the same time. Ranks of one training share the
 GPU and use gloo, so that transfer is slow, too.
 """
 

@@ -49,8 +49,7 @@ def write(path: Path, conditions: Mapping[str, object], results: Mapping[str, Se
     path.write_text(json.dumps({"conditions": conditions, "parts": parts}, indent=1, ensure_ascii=False) + "\n")
     counts = Counter(check.outcome for checks in results.values() for check in checks)
     summary = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ORDER if counts[outcome])
-    lines = ["# gpu_check", "", f"Made by `make gpu-check`: {summary}.", ""]
-    lines += [f"- {name}: {value}" for name, value in conditions.items()]
+    lines = ["# On a real GPU", "", *(f"- {name}: {value}" for name, value in conditions.items()), "", f"{summary}."]
     for part, checks in results.items():
         lines += ["", f"## {part}", "", "| check | outcome | Rankscope | reference | note |", "|---|---|---|---|---|"]
         for check in sorted(checks, key=lambda check: ORDER.index(check.outcome)):

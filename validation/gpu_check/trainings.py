@@ -124,13 +124,13 @@ def healthy(job: Job) -> None:
 
 
 def compiled(job: Job) -> None:
-    """With CUDA graphs, which torch.compile captures while the hook is installed."""
+    """Train with CUDA graphs that torch.compile captures while the hook is installed."""
     model = job.model(layers=4)
     job.train(torch.compile(model, mode="reduce-overhead"), job.batches(64))  # type: ignore[arg-type]
 
 
 def graphed(job: Job) -> None:
-    """With CUDA graphs captured by hand."""
+    """Train with CUDA graphs that are captured by hand."""
     model, batches = job.model(layers=4), job.batches(64)
     if job.is_gpu:
         example = next(iter(batches)).to(job.device)

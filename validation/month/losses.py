@@ -21,7 +21,7 @@ from rankscope_exporter.diagnosis.detectors import rotating
 from rankscope_exporter.diagnosis.history import ROW_SECONDS
 from rankscope_exporter.diagnosis.judge import MAX_SECONDS_WITHOUT_ALIGNED
 from rankscope_exporter.diagnosis.parts import CAPACITY, Key
-from rankscope_exporter.diagnosis.persistence import STEPS_RATE, USEFUL
+from rankscope_exporter.diagnosis.persistence import ON_DEVICE, STEPS_RATE, USEFUL
 from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
 
 MARGIN = 0.8  # ratio of a limit
@@ -85,6 +85,7 @@ class _Parts:
 
         self.steps = spent(polls.steps)
         self._spent = spent
+        self._ends = ends
         self._polls = polls
         self._seconds = spent(polls.seconds).sum(axis=1)
         self._host = spent(polls.seconds) / self._seconds[:, None]
@@ -133,9 +134,15 @@ class _Parts:
             ("copies", None): moving[:, P["h2d_copy"]],
             ("throttling", None): throttled,
             **{(kind, None): np.zeros(len(skew)) for kind in ABSENT},
+            **{key: np.where(self._are_unmeasured(), np.nan, 0.0) for key in ON_DEVICE},
             USEFUL: computing - throttled,
             STEPS_RATE: self.steps / self._seconds.mean(axis=1),
         }
+
+    def _are_unmeasured(self) -> Array:
+        """Return by part whether the devices are measured, but in no step of the part."""
+        has_steps = self._polls.is_device & (self._polls.measured[self._ends].sum(axis=(1, 2)) > 0.0)
+        return has_steps & (self._spent(self._polls.measured)[:, UNPLANNED].sum(axis=1) <= 0.0).any(axis=1)
 
     def _transfer(self, waited: Array) -> Array:
         waits = self._floor + self._skew

@@ -1,4 +1,4 @@
-"""How long each rank has been idle: its processes use no CPU time and read no storage, and its GPU runs no kernel.
+"""The idle time of each rank: its processes use no CPU time and read no storage, and its GPU runs no kernel.
 
 A rank that loads, compiles or indexes is not idle. A rank that sleeps, waits for a lock, or whose loader is deadlocked
 is idle. So is a rank that waits for another service, or downloads very slowly.

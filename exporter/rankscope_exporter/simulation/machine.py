@@ -17,6 +17,8 @@ from rankscope_exporter.simulation.scenario import load_scenario
 
 # A rank's phases in which a simulated GPU computes: while waiting for the device, it has work.
 COMPUTING = (*phases.COMPUTING, "device_wait", "evaluation")
+# A device that is dry to the end of each phase computes, too: it keeps up with the host.
+MOST_DRY = 0.9
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +61,10 @@ class _Rank:
 
     def add(self, snapshot: RankSnapshot) -> None:
         computing = sum(snapshot.phase_seconds[phase] for phase in COMPUTING)
-        on_device = sum(snapshot.device_seconds[phase] for phase in phases.COMPUTING)
-        dry = sum(snapshot.device_dry_seconds[phase] for phase in phases.COMPUTING)
+        on_device = sum(snapshot.device_seconds.get(phase, 0.0) for phase in phases.COMPUTING)
+        dry = sum(snapshot.device_dry_seconds.get(phase, 0.0) for phase in phases.COMPUTING)
         if on_device > self.on_device:
-            self.dry_ratio = (dry - self.dry) / (on_device - self.on_device)
+            self.dry_ratio = min((dry - self.dry) / (on_device - self.on_device), MOST_DRY)
             self.on_device, self.dry = on_device, dry
         self.busy += max(computing - self.computing, 0.0) * (1.0 - self.dry_ratio)
         self.computing = computing

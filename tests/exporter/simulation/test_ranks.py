@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from rankscope.record import phases
+from rankscope_exporter.simulation.machine import Activities
 from rankscope_exporter.simulation.ranks import REMEMBERED, RankActivity, RankFollower, RankHistory
 from rankscope_exporter.simulation.timeline import Seconds
 
@@ -102,3 +106,21 @@ def test_unreadable_ranks_do_not_end_the_thread(caplog):
     assert called_again.wait(30)
     follower.stop()
     assert "following the ranks failed" in caplog.text
+
+
+def computing(seconds: float, on_device: float, dry: float) -> Any:
+    """Return a run directory whose rank has computed for these seconds, by its host and by its device."""
+    host = {**dict.fromkeys(phases.NAMES, 0.0), "forward": seconds}
+    device, drained = ({"forward": spent} if on_device else {} for spent in (on_device, dry))
+    snapshot = SimpleNamespace(
+        alive=True, info={"uuid": "A", "pid": 7}, phase_seconds=host, device_seconds=device, device_dry_seconds=drained
+    )
+    return SimpleNamespace(scan=lambda: SimpleNamespace(ranks=[SimpleNamespace(snapshot=snapshot)]))
+
+
+@pytest.mark.parametrize(("on_device", "dry", "busy"), [(0.0, 0.0, 10.0), (2.0, 0.5, 7.5), (2.0, 2.0, 1.0)])
+def test_no_kernel_runs_while_the_ranks_device_is_dry(on_device, dry, busy):
+    activities = Activities(computing(0.0, 0.0, 0.0))
+    list(activities())
+    activities._run_directory = cast("Any", computing(10.0, on_device, dry))
+    assert [one.busy_seconds for one in activities()] == [pytest.approx(busy)]

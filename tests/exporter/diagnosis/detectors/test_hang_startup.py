@@ -154,7 +154,7 @@ def test_a_start_up_that_takes_longer_than_any_is_a_hang() -> None:
 
 
 def test_a_rank_with_events_in_its_start_up_makes_progress() -> None:
-    """Such as one that reads the batches that it has trained on before its restart."""
+    """A rank that reads the batches that it has trained on before its restart."""
     verdicts, after, _ = start(Rank(cpu=RESTS, last_event=lambda at: at - at % 2.0), BACKWARD)
     assert after is None
     assert all(one.candidate.kind != "hang" for verdict in verdicts.values() for one in verdict.pending)

@@ -199,7 +199,7 @@ def test_steps_that_a_planned_phase_made_long_are_no_spikes(phase, ranks) -> Non
     assert not straggler.has_spikes(one.run, one.thresholds)
 
 
-def test_long_steps_beside_planned_phases_are_spikes() -> None:
+def test_long_steps_are_spikes_if_planned_phases_do_not_explain_them() -> None:
     planned = [spend("checkpoint", 1.4, rank, every=50) for rank in range(4)]
     one = window(Training(), *planned, spend("forward", 1.4, 1, every=10), seconds=120.0)
     assert straggler.has_spikes(one.run, one.thresholds)
