@@ -54,17 +54,21 @@ def scrape(exporter: Server) -> Scrape:
     return Scrape(at, {(one.name, frozenset(one.labels.items())): one.value for one in samples}, seconds)
 
 
+EVERYTHING = [f"--collector.{collector.name}" for collector in GPU_COLLECTORS]
+
+
 @contextmanager
-def running() -> Iterator[Server]:
-    """Run an exporter with all GPU collectors on an empty run directory. Raises RuntimeError."""
+def running(flags: Sequence[str] = EVERYTHING) -> Iterator[tuple[Server, Path]]:
+    """Run an exporter, and yield it and its run directory, which is empty. Raises RuntimeError."""
     with tempfile.TemporaryDirectory() as name:
-        address = f"127.0.0.1:{free_port()}"
-        flags = [f"--collector.{collector.name}" for collector in GPU_COLLECTORS]
-        command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address={address}", f"--run-dir={name}"]
-        exporter = Server("exporter", [*command, *flags], f"http://{address}", Path(name, "log"))
+        address, run_dir = f"127.0.0.1:{free_port()}", Path(name, "run")
+        run_dir.mkdir()
+        command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address={address}"]
+        arguments = [*command, f"--run-dir={run_dir}", *flags]
+        exporter = Server("exporter", arguments, f"http://{address}", Path(name, "log"))
         exporter.start()
         try:
-            yield exporter
+            yield exporter, run_dir
         finally:
             exporter.stop()
 

@@ -10,16 +10,16 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from testing.servers import Server, free_port
+from validation.gpu_check.exporter import running
 from validation.gpu_check.report import Check, ok_if
 
 EVERY = 0.25  # seconds between readings
@@ -196,26 +196,9 @@ def words(key: Found) -> str:
     return kind + (f" ({cause})" if cause else "") + ("" if rank is None else f" of rank {rank}")
 
 
-@contextmanager
-def running(directory: Path, run_dir: Path, *flags: str) -> Iterator[Server]:
-    """Run an exporter as shipped."""
-    address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address={address}", f"--run-dir={run_dir}"]
-    exporter = Server("exporter", [*command, *flags], f"http://{address}", directory / "exporter.log")
-    exporter.start()
-    try:
-        yield exporter
-    finally:
-        exporter.stop()
-
-
 def check(_argument: str = "", device: str = "cuda", *flags: str) -> Iterator[Check]:
     """Yield the checks of each case."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        directory = Path(name)
-        run_dir = directory / "run"
-        run_dir.mkdir()
-        exporter = stack.enter_context(running(directory, run_dir, *flags))
+    with running(flags) as (exporter, run_dir), ExitStack() as stack:
         hangs, runs = ([Run(case, device, run_dir) for case in cases] for cases in (HANGS, CASES))
         for run in (*hangs, *runs):
             stack.callback(run.stop)

@@ -104,7 +104,7 @@ EFFECTS: tuple[Effect, ...] = (
 
 def check(_argument: str = "") -> Iterator[Check]:
     """Yield the cost, the comparisons at rest and under load, the effects of the load, and the invariants."""
-    with running() as exporter, recorded(exporter) as scrapes:
+    with running() as (exporter, _), recorded(exporter) as scrapes:
         yield from compare("at rest", scrapes)
         yield from costs(exporter, scrapes)
         import torch

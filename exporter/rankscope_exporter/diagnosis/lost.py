@@ -221,11 +221,13 @@ def _throttled(run: RunFacts) -> float:
     A GPU at its default power limit is not: at full load, its power limits its clock (an H200 with large matrix
     products runs at 73% of its highest clock).
     """
-    known = [throttled * (1.0 - clock) for one in run.ranks for throttled, clock in [_removable(one)] if clock]
+    measured = map(avoidable_throttling, run.ranks)
+    known = [throttled * (1.0 - clock) for throttled, clock in measured if clock]
     return fmean(known) if known else 0.0
 
 
-def _removable(one: RankFacts) -> tuple[float, float | None]:
+def avoidable_throttling(one: RankFacts) -> tuple[float, float | None]:
+    """Return the same as `throttling`, without a default power limit as the reason."""
     is_lowered = one.now.gpu is not None and one.now.gpu.is_power_limit_lowered
     return throttling(one) if is_lowered else throttling(one, without=_POWER_CAP)
 

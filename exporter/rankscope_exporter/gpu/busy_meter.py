@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rankscope_exporter.gpu.collector import Cached, Tick
@@ -16,7 +16,9 @@ from rankscope_exporter.gpu.sample_ring import CoveredSample, SampleRing
 MAX_DELAY = 5.0  # seconds between the end of a sample and its appearance in the driver's ring
 CLOCK_STEP = 1.0  # seconds; timestamps follow the node's clock if it is set by more than this
 MIG_AFTER = 10.0  # seconds until a GPU that administrators split is noticed
-HOUSEKEEPING = 1e-3  # share of the time below which no kernel runs: an idle H200 with a process has 6e-5
+# A GPU below both is idle. An idle H200 with a process has 6e-5 of the time and 4 MB/s; one that loads data 26 GB/s.
+HOUSEKEEPING = 1e-3  # share of the time in which kernels run
+COPYING = 1e8  # bytes per second over PCIe
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class BusyMeter:
 
     For kernels, the source is GPM (Hopper and later), whose activity covers exactly the time between two readings.
     The driver's samples of utilization are averages there, which lag by about six seconds and stay above zero for
-    half a minute after the last kernel (measured on an H200, driver 580.159.04).
+    half a minute after the last kernel (measured on an H200, driver 580.159.04). A GPU that only copies from or to the
+    host runs no kernel, but is not idle.
 
     Elsewhere the driver keeps some seconds of samples. All samples since the last reading are added up, so bursts
     between two readings count. A sample counts for its sampling period, and all samples together for at most the
@@ -58,10 +61,12 @@ class BusyMeter:
 
     def __call__(self, device: Device, tick: Tick) -> Load | None:
         """Add the activity since the last reading. Returns None if the device does not report its utilization."""
-        kernels = self._kernel_seconds(device, tick)
-        if kernels is not None:
+        activity = self._activity(device, tick)
+        if (kernels := activity.get("graphics")) is not None:
             self._busy_seconds += min(kernels, tick.elapsed)
-            idle_for = 0.0 if kernels > HOUSEKEEPING * tick.elapsed else None
+            copied = activity.get("pcie_receive", 0.0) + activity.get("pcie_transmit", 0.0)
+            is_busy = kernels > HOUSEKEEPING * tick.elapsed or copied > COPYING * tick.elapsed
+            idle_for = 0.0 if is_busy else None
             self._is_ring_old = True
         elif device.samples_utilization(self._engine):
             if self._is_ring_old:
@@ -77,16 +82,16 @@ class BusyMeter:
             idle_for = 0.0 if utilization else None
         return self._load(tick, idle_for)
 
-    def _kernel_seconds(self, device: Device, tick: Tick) -> float | None:
-        """Return the seconds since the last reading in which a kernel ran, from GPM; None if that is unknown."""
+    def _activity(self, device: Device, tick: Tick) -> Mapping[str, float]:
+        """Return the GPU's activity since the last reading, from GPM; empty if that is unknown."""
         if self._engine != "gpu" or not self._has_gpm(device, tick):
-            return None
+            return {}
         try:
-            return sampler_of(device).measure(tick.elapsed, tick.steady).get("graphics")
+            return sampler_of(device).measure(tick.elapsed, tick.steady)
         except DeviceLostError:
             raise
         except DriverError:  # the samples may still answer
-            return None
+            return {}
 
     def _charge(self, gained: Sequence[CoveredSample], now: float) -> None:
         """Add the time of new samples. Samples in the ring before the first reading do not count."""

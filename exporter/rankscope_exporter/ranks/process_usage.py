@@ -37,22 +37,23 @@ class Usage:
     unread_children: int = 0
     """Children that were not read because there are too many. Values that include children are then unknown."""
     descendants: int = 0
-    """Children and their descendants that were read."""
+    """Children and their descendants that were read, or counted before there were too many."""
 
 
 def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("inf"), *, generations: int = 1) -> Usage:
     """Return the usage of a process, and of its children unless there are more than the limit.
 
-    With more generations, the values of children include those of their children. Raise OSError if the process is gone
-    or hidden.
+    With more generations, the values of children include those of their children, and are unknown if there are more
+    than the limit in all. Raise OSError if the process is gone or hidden.
     """
     process = f"{procfs}/{pid}"
     own, waited_for, resident = _parse_stat(_read(f"{process}/stat"))
     # Read children after the process: a child that ends in between is missed once, instead of counted twice.
     read_bytes = _read_bytes(process)
     children = _children(process, pid)
-    is_read = children is not None and len(children) <= children_limit
-    read = _with_descendants(children, procfs, generations, children_limit) if children and is_read else []
+    counted = _with_descendants(children or [], procfs, generations, children_limit)
+    is_read = children is not None and len(counted) <= children_limit
+    read = counted if is_read else []
     living = [f"{procfs}/{child}" for child in read]
     unread = 0 if is_read else len(children or ())
     return Usage(
@@ -64,7 +65,7 @@ def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("i
         children=None if children is None else len(children),
         resident=resident,
         unread_children=unread,
-        descendants=len(read),
+        descendants=len(counted) if len(children or ()) <= children_limit else 0,
     )
 
 
@@ -112,15 +113,16 @@ def _children(process: str, pid: int) -> list[int] | None:
 
 
 def _with_descendants(children: list[int], procfs: Path, generations: int, limit: float) -> list[int]:
-    """Return the children, and theirs, and so on; only the children if there are more than the limit."""
+    """Return the children, and theirs, and so on, until there are more than the limit."""
     found, newest = list(children), children
     for _ in range(generations - 1):
         parents, newest = newest, []
         for parent in parents:
-            newest += _children_of_living(f"{procfs}/{parent}", parent)
-            if len(found) + len(newest) > limit:
-                return children
-        found += newest
+            if len(found) > limit:
+                return found
+            its_own = _children_of_living(f"{procfs}/{parent}", parent)
+            found += its_own
+            newest += its_own
     return found
 
 

@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
 from rankscope_exporter.diagnosis.findings import Candidate
-from rankscope_exporter.diagnosis.lost import device_waits, throttling
+from rankscope_exporter.diagnosis.lost import avoidable_throttling, device_waits
 
 COPIES, LAUNCH, DEVICE_READS, THROTTLING = "copies", "launch", "device_reads", "throttling"
 _LOST = {COPIES: "copies", LAUNCH: "launch", DEVICE_READS: "device_read", THROTTLING: "throttling"}
@@ -54,7 +54,7 @@ def _host_waits(window: Window) -> Mapping[str, float]:
 
 
 def _clocks(window: Window) -> Mapping[str, float]:
-    known = [(throttled, clock) for throttled, clock in map(throttling, window.run.ranks) if clock]
+    known = [(throttled, clock) for throttled, clock in map(avoidable_throttling, window.run.ranks) if clock]
     return (
         {"throttled": fmean(ratio for ratio, _ in known), "clock": fmean(clock for _, clock in known)} if known else {}
     )

@@ -38,7 +38,8 @@ METRICS = (
     ),
     GPU.gauge(
         "last_busy_timestamp_seconds",
-        "Unix time when a kernel was last running on the GPU; if never busy, when the exporter first saw it.",
+        "Unix time when a kernel or a large copy to or from the host was last running on the GPU; if never busy, when "
+        "the exporter first saw it.",
         lambda loads: load.last_busy if (load := loads["gpu"]) else None,
         source="nvmlGpmMetricsGet (Hopper and later), else nvmlDeviceGetSamples(GPU_UTILIZATION)",
     ),

@@ -104,11 +104,12 @@ class GpmSampler:
 def sampler_of(device: Device, gpu_instance: int | None = None) -> GpmSampler:
     """Return the sampler that all collectors of a device share, until the device is closed. Raises DriverError."""
     samplers = device.gpm_samplers
-    if gpu_instance not in samplers:
+    sampler: GpmSampler | None = samplers.get(gpu_instance)
+    if sampler is None:
+        sampler = GpmSampler(device, gpu_instance)
         if not samplers:
             device.at_close(lambda: _close(samplers))
-        samplers[gpu_instance] = GpmSampler(device, gpu_instance)
-    sampler: GpmSampler = samplers[gpu_instance]
+        samplers[gpu_instance] = sampler
     return sampler
 
 

@@ -12,6 +12,8 @@ from rankscope_exporter.gpu.collector import Tick
 from rankscope_exporter.gpu.collectors.load import LoadReader
 from rankscope_exporter.gpu.nvml.device import UtilizationSample
 from rankscope_exporter.gpu.nvml.driver import Driver
+from rankscope_exporter.gpu.nvml.errors import DriverError
+from rankscope_exporter.gpu.nvml.gpm import GpmSampler
 
 BUSY = "{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}"
 BURSTS = """
@@ -85,6 +87,30 @@ def test_without_gpms_answer_the_samples_count(metered):
     gpu = metered(scenario, BusyMeter())
     gpu.after(2, elapsed=0)
     assert [gpu.after(1).busy_seconds for _ in range(3)] == pytest.approx([1, 2, 3], abs=0.2)
+
+
+@pytest.mark.parametrize(("rate", "idle_for"), [(4e6, 3.0), (26e9, 0.0)])
+def test_a_gpu_that_copies_from_the_host_is_not_idle(metered, monkeypatch, rate, idle_for):
+    """An idle H200 with a process moves 4 MB/s over PCIe, one that loads data 26 GB/s."""
+    gpu = metered(BUSY, BusyMeter())
+    gpu.after(1, elapsed=0)
+    gpu.after(1)
+    copying = {"graphics": 0.0, "pcie_receive": rate, "pcie_transmit": 0.0}
+    monkeypatch.setattr(GpmSampler, "measure", lambda _self, elapsed, _at: {k: v * elapsed for k, v in copying.items()})
+    loads = [gpu.after(1) for _ in range(3)]
+    assert [load.busy_seconds for load in loads] == pytest.approx([1, 1, 1])
+    assert loads[-1].idle_for == idle_for
+
+
+def test_a_gpm_that_never_answers_leaves_nothing_behind(metered, monkeypatch):
+    def refuse(*_arguments):
+        raise DriverError("nvmlGpmSampleAlloc", 20, "no memory")
+
+    monkeypatch.setattr(GpmSampler, "__init__", refuse)
+    gpu = metered(BUSY, BusyMeter())
+    gpu.after(1, elapsed=0)
+    assert [gpu.after(1).busy_seconds for _ in range(3)] == pytest.approx([1, 2, 3], abs=0.2)
+    assert not gpu.device._at_close
 
 
 def test_gpm_is_not_asked_without_its_collector(machine):
