@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
+from rankscope.probes.compiler import skip_call
 from rankscope.record.layout import BACKWARD, COLLECTIVE_WAIT, FORWARD, INDEX, OPTIMIZER
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import OPTIMIZER_STEP, SCRIPT
@@ -60,6 +61,7 @@ class StepMarker:
         # The last thread that stepped without being followed, and the timeline's last event then.
         self._last_unfollowed = (0, 0.0)
 
+    @skip_call
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """Enter the phase, as the pre hook. A step inside a backward pass belongs to that pass."""
         if is_dynamo_compiling() or self._guard.disabled:
@@ -75,6 +77,7 @@ class StepMarker:
         except BaseException as error:
             self._guard.disable(error)
 
+    @skip_call
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """Leave the phase, as the post hook. If this optimizer marks the steps, end the training step."""
         if is_dynamo_compiling() or self._guard.disabled:
