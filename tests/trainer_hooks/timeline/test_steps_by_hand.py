@@ -115,12 +115,16 @@ def test_passes_after_the_last_step_of_an_optimizer_are_steps(network: torch.nn.
         accumulate(network, 1)
         optimizer.step()
     step = torch.compile(optimizer.step, backend="eager") if compiled else lambda: None
-    for passes in range(1, STEPS):
+    accumulate(network, 1)
+    step()
+    is_seen = snapshot()["steps"] == 6  # Python 3.13 and torch 2.14 call the optimizer's hooks from compiled code
+    assert compiled or not is_seen
+    for passes in range(2, STEPS):
         accumulate(network, 1)
         step()
-        assert snapshot()["steps"] == 5 + (passes if passes > PASSES_WITHOUT_STEP else 0)
+        assert snapshot()["steps"] == 5 + (passes if is_seen or passes > PASSES_WITHOUT_STEP else 0)
     accumulate(network, 1)
-    by_optimizer(network)  # the last pass was this step's end
+    optimizer.step() if is_seen else by_optimizer(network)  # the last pass was this step's end
     assert snapshot()["steps"] == 5 + STEPS
 
 

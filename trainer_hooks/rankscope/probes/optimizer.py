@@ -2,8 +2,8 @@
 
 One optimizer marks the steps at a time (timeline/turns.py), so two that alternate (a GAN's) do not count twice.
 Optimizers that step within the backward pass, one per parameter, count as one. Once the script calls
-`rankscope.step()`, only these calls end a step. A compiled optimizer step is not seen, nor is a manual update; there
-each backward pass counts as a step after a while (timeline/steps.py).
+`rankscope.step()`, only these calls end a step. A compiled optimizer step is rarely seen, a manual update never;
+there each backward pass counts as a step after a while (timeline/steps.py).
 """
 
 from __future__ import annotations
