@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from types import FrameType
 from typing import Any
 
@@ -32,6 +32,8 @@ MIN_CHECKPOINT_BYTES = 64 * 1024
 
 MOST_ITEMS, MOST_LEVELS = 32, 3  # of containers in which a state is looked for
 PARAMETERS = (".weight", ".bias")  # the last parts of their names
+
+MOST_FILES = 256  # of one rank in a distributed save; it writes one, or one for each thread
 
 Count = Callable[[float, float], None]  # takes the bytes of a finished save, and its unix time
 
@@ -82,10 +84,10 @@ def measure_path(index: int, name: str) -> Measure:
     return measure
 
 
-def measure_distributed(_args: Arguments, kwargs: dict[str, Any]) -> Size:
+def measure_distributed(args: Arguments, kwargs: dict[str, Any]) -> Size:
     """Measure `torch.distributed.checkpoint.save`, which returns the metadata of the whole checkpoint to every rank."""
-    rank = rank_in_group(kwargs)
-    return lambda metadata: bytes_of_rank(metadata, rank)
+    rank, directory = rank_in_group(kwargs), directory_of(args, kwargs)
+    return lambda metadata: bytes_of_rank(metadata, rank, directory)
 
 
 class AsyncSaves:
@@ -99,15 +101,15 @@ class AsyncSaves:
         self._timeline = timeline
         self._finished: deque[Callable[[], object]] = deque()
 
-    def measure(self, _args: Arguments, kwargs: dict[str, Any]) -> Size:
+    def measure(self, args: Arguments, kwargs: dict[str, Any]) -> Size:
         """Register a save. It is not a checkpoint yet when the call returns."""
-        rank = rank_in_group(kwargs)
+        rank, directory = rank_in_group(kwargs), directory_of(args, kwargs)
 
         def started(result: Any) -> None:
             count = self._timeline.checkpoints.count_later()
             future = getattr(result, "upload_completion", result)
             future.add_done_callback(
-                lambda done: self._finished.append(partial(count_future, done, count, rank, time.time()))
+                lambda done: self._finished.append(partial(count_future, done, count, rank, directory, time.time()))
             )
 
         return started
@@ -122,10 +124,10 @@ class AsyncSaves:
             self._finished.popleft()()
 
 
-def count_future(future: Any, count: Count, rank: int, unix: float) -> None:
+def count_future(future: Any, count: Count, rank: int, directory: Any, unix: float) -> None:
     """Count the save of a finished future, unless it failed."""
     if not future.cancelled() and future.exception() is None:
-        count(bytes_of_rank(future.result(), rank), unix)
+        count(bytes_of_rank(future.result(), rank, directory), unix)
 
 
 def file_mode(target: Any) -> int | None:
@@ -203,14 +205,25 @@ def rank_in_group(kwargs: dict[str, Any]) -> int:
     return max(0, distributed.get_rank(kwargs.get("process_group")))
 
 
-def bytes_of_rank(metadata: Any, rank: int) -> float:
-    """Return the bytes that `rank` wrote, from the checkpoint's metadata: its files are `__<rank>_<number>.distcp`."""
-    stored = getattr(metadata, "storage_data", None)
-    if not isinstance(stored, Mapping):
-        return 0.0
+def directory_of(args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Return the directory of a distributed save; None if it is not known. It may be a URL."""
+    return kwargs.get("checkpoint_id") or getattr(argument(args, kwargs, 1, "storage_writer"), "path", None)
+
+
+def bytes_of_rank(metadata: Any, rank: int, directory: Any = None) -> float:
+    """Return the bytes that `rank` wrote; 0 if they are not known. Its files are `__<rank>_<number>.distcp`.
+
+    The metadata has their sizes, but not the one that torch 2.9 to 2.11 returns; there the files are read.
+    """
     prefix = f"__{rank}_"
-    files = (info for info in stored.values() if str(getattr(info, "relative_path", "")).startswith(prefix))
-    return float(sum(info.length for info in files))
+    stored = getattr(metadata, "storage_data", None)
+    if isinstance(stored, Mapping):
+        files = (info for info in stored.values() if str(getattr(info, "relative_path", "")).startswith(prefix))
+        return float(sum(info.length for info in files))
+    if not isinstance(directory, (str, os.PathLike)):
+        return 0.0
+    paths = (f"{os.fspath(directory)}/{prefix}{number}.distcp" for number in range(MOST_FILES))
+    return sum(takewhile(bool, map(written_bytes, paths)))
 
 
 class Patches:
