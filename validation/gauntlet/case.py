@@ -117,6 +117,8 @@ class Case:
     """The parts that are not real, in addition to the time of the device."""
     has_doses: bool = True
     """Whether the dose sets how much longer a step takes."""
+    healthy_seconds: float = 0.0
+    """Seconds of training before the onset after which the run's usual loss is known."""
     devices: tuple[str, ...] = DEVICES
     """The devices on which it runs: cases about ranks on both, cases about GPUs alone over gloo."""
 

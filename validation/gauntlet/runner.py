@@ -44,7 +44,7 @@ class Runner:
     def _run(self, run: Run) -> dict[str, Any]:
         first = len(self._arena.stack.webhook.notifications)
         began = time.time()
-        time.sleep(run.wait + self._longer)
+        time.sleep(max(run.wait, *(case.healthy_seconds for case, _ in run.cases)) + self._longer)
         healthy_step = self._arena.step_seconds()
         injected = time.time()
         for case, target in run.cases:
