@@ -44,6 +44,15 @@ class Row(NamedTuple):
     per_step: Mapping[str, float]
 
 
+class Part(NamedTuple):
+    """The whole run's losses in a part by kind, its useful ratio, and its steps per second."""
+
+    at: float
+    losses: Mapping[str, float]
+    useful: float
+    steps_rate: float
+
+
 class Pause(NamedTuple):
     """A period without progress."""
 
@@ -72,6 +81,8 @@ class History:
         self._baseline_after = BASELINE_AFTER * thresholds.baseline_seconds
         self._minute = min(MINUTE, thresholds.amp_seconds / MINUTES, thresholds.checkpoint_seconds / ROWS)
         self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / self._row_every))
+        self._parts: list[Part] = []
+        """Since the newest row."""
         self._known_quantiles: dict[tuple[str, int, float], tuple[float | None, float | None]] = {}
         self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
         self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / self._minute) + 1)
@@ -132,11 +143,24 @@ class History:
         self._pauses = deque([*kept, pause], maxlen=PAUSES_KEPT)
 
     def add(self, at: float, losses: Mapping[str, float], useful: float, steps_rate: float) -> None:
-        """Add the whole run's losses in a part, by kind; at most one row per ROW_SECONDS."""
+        """Add the whole run's losses in a part, by kind. A row is the mean of the parts since the one before.
+
+        A part of a second has one step, or two: its loss per step alone would be wrong by a half.
+        """
+        self._parts.append(Part(at, losses, useful, steps_rate))
         if self._rows and at - self._rows[-1].at < self._row_every:
             return
-        to_useful = {kind: loss / useful for kind, loss in losses.items()} if useful > 0.0 else {}
-        per_step = {kind: loss / steps_rate for kind, loss in losses.items()} if steps_rate > 0.0 else {}
+        to_useful, per_step = {}, {}
+        for kind in {kind for part in self._parts for kind in part.losses}:
+            parts = [part for part in self._parts if kind in part.losses]
+            loss, useful, steps = (
+                sum(values) for values in zip(*((part.losses[kind], *part[2:]) for part in parts), strict=True)
+            )
+            if useful > 0.0:
+                to_useful[kind] = loss / useful
+            if steps > 0.0:
+                per_step[kind] = loss / steps
+        self._parts.clear()
         self._rows.append(Row(at, to_useful, per_step))
         self._known_quantiles.clear()
 
@@ -162,6 +186,10 @@ class History:
                 useful, step = ({k: v for k, v in one.items() if k != kind} for one in (row.to_useful, row.per_step))
                 self._rows[number] = Row(row.at, useful, step)
                 self._known_quantiles.clear()
+        for number, part in enumerate(self._parts):
+            if part.at >= since:
+                losses = {name: loss for name, loss in part.losses.items() if name != kind}
+                self._parts[number] = part._replace(losses=losses)
 
     def _quantiles(self, kind: str, before: float, quantile: float) -> tuple[float | None, float | None]:
         """Return the quantiles of a loss per useful second and per step. Cached for the same rows."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from testing.readings import EARLY, Training, Trial, counting, hang, spend
 
-from rankscope_exporter.diagnosis.history import UNREADABLE, History
+from rankscope_exporter.diagnosis.history import HIGH, LOWER, UNREADABLE, History
 from rankscope_exporter.diagnosis.readings import RankReading
 
 HOUR = 3600.0
@@ -55,6 +55,24 @@ def test_a_baseline_follows_useful_time_and_the_step_rate() -> None:
     found = with_losses([0.2] * 60)
     assert found.baseline("network", 0.0, 0.4, 1.0) == pytest.approx(0.1)
     assert found.baseline("network", 0.0, 0.4, 4.0) == pytest.approx(0.4)
+
+
+def test_a_row_is_the_mean_of_its_parts_since_a_part_has_one_step_or_two() -> None:
+    found = history()
+    for second in range(-600, 1):
+        found.add(float(second), {"network": 0.2}, 0.8, 1.0 + second % 2)
+    for quantile in (LOWER, HIGH):
+        assert found.baseline("network", 0.0, 0.8, 1.5, quantile) == pytest.approx(0.2, rel=0.03)
+
+
+def test_a_fault_that_is_forgotten_is_in_no_later_row() -> None:
+    found = with_losses([0.1] * 60)
+    for second in range(1, 10):
+        found.add(float(second), {"network": 0.9, "data": 0.3}, 0.8, 2.0)
+    found.forget("network", 1.0)
+    for second in range(10, 16):
+        found.add(float(second), {"network": 0.1, "data": 0.3}, 0.8, 2.0)
+    assert found.baseline("network", 15.0, 0.8, 2.0, HIGH) == pytest.approx(0.1)
 
 
 def test_a_run_has_a_baseline_after_ten_minutes() -> None:
