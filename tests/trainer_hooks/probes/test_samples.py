@@ -139,15 +139,31 @@ def flattened(rows: Rows) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.cat(rows)[None], "cu_seqlens": torch.zeros(len(rows) + 1)}
 
 
+def with_images(rows: Rows) -> dict[str, Rows]:
+    return {"image": [row["image"] for row in rows]}
+
+
+def packed_rows(rows: Rows) -> Any:
+    return packed(*map(len, rows))
+
+
+def graphs(rows: Rows) -> Graphs:
+    return Graphs(x=torch.stack(rows))
+
+
+def failing(_rows: Rows) -> Failing:
+    return Failing()
+
+
 COLLATES: dict[str, tuple[Rows, Any]] = {
     "pairs as a zip": ([(torch.zeros(3, 4, 4), {"boxes": torch.zeros(5, 4)})] * 22, zipped),
     "dicts": ([{"image": torch.zeros(3, 4, 4), "height": 4}] * 22, list),
-    "a dict of lists": ([{"image": torch.zeros(3, 4, 4)}] * 22, lambda rows: {"image": [row["image"] for row in rows]}),
+    "a dict of lists": ([{"image": torch.zeros(3, 4, 4)}] * 22, with_images),
     "ragged": ([torch.zeros(10 + number) for number in range(22)], list),
-    "packed": ([torch.zeros(10 + number % 3, 4) for number in range(22)], lambda rows: packed(*map(len, rows))),
+    "packed": ([torch.zeros(10 + number % 3, 4) for number in range(22)], packed_rows),
     "flattened": ([torch.zeros(7)] * 22, flattened),
-    "an object": ([torch.zeros(4)] * 22, lambda rows: Graphs(x=torch.stack(rows))),
-    "an object that raises": ([torch.zeros(4)] * 22, lambda _rows: Failing()),
+    "an object": ([torch.zeros(4)] * 22, graphs),
+    "an object that raises": ([torch.zeros(4)] * 22, failing),
     "a text": (["a"] * 22, " ".join),
     "a mapping that raises": ([torch.zeros(4)] * 22, FailingMapping),
     "a list that contains itself": ([torch.zeros(4)] * 22, endless),
@@ -296,17 +312,18 @@ def test_a_loader_that_the_dataset_reads_for_each_batch_does_not_count(training:
     assert training.samples == 10
 
 
+class Damaged:
+    def __len__(self) -> int:
+        return 18
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 9:
+            raise ValueError("user error")
+        return torch.randn(8)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_that_raises_leaves_the_others_counted(training: Training, workers: int) -> None:
-    class Damaged:
-        def __len__(self) -> int:
-            return 18
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            if index == 9:
-                raise ValueError("user error")
-            return torch.randn(8)
-
     dataset: Any = Damaged()
     batches = iter(DataLoader(dataset, batch_size=4, num_workers=workers))
     for number in range(5):
