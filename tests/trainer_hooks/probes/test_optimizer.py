@@ -186,6 +186,7 @@ def watched(loop: Loop) -> tuple[list[torch.Tensor], RankSnapshot]:
     return parameters, snapshot()
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")  # torch 2.8's LBFGS
 @pytest.mark.parametrize(
     ("loop", "steps", "micro_steps"),
     [
