@@ -195,8 +195,8 @@ class Groups:
                 logger.warning("rankscope: too many groups; not counting group %s and later ones", name)
             self._is_full = True
             return UNCOUNTED
+        self.descriptions[len(self.names) :] = [description]  # again, if Ctrl-C came before the next line
         self.names.append(name)
-        self.descriptions.append(description)
         self._announce()
         return len(self.names) - 1
 
