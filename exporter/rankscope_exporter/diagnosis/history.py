@@ -153,12 +153,10 @@ class History:
         to_useful, per_step = {}, {}
         for kind in {kind for part in self._parts for kind in part.losses}:
             parts = [part for part in self._parts if kind in part.losses]
-            loss, useful, steps = (
-                sum(values) for values in zip(*((part.losses[kind], *part[2:]) for part in parts), strict=True)
-            )
-            if useful > 0.0:
-                to_useful[kind] = loss / useful
-            if steps > 0.0:
+            loss = sum(part.losses[kind] for part in parts)
+            if (worked := sum(part.useful for part in parts)) > 0.0:
+                to_useful[kind] = loss / worked
+            if (steps := sum(part.steps_rate for part in parts)) > 0.0:
                 per_step[kind] = loss / steps
         self._parts.clear()
         self._rows.append(Row(at, to_useful, per_step))

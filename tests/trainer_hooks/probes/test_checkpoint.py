@@ -304,6 +304,9 @@ def test_sizes_that_the_metadata_lacks_are_those_of_the_ranks_own_files(tmp_path
         assert checkpoint.bytes_of_rank(metadata, 1, directory) == 5 + 7
     assert checkpoint.bytes_of_rank(metadata, 2, tmp_path) == 0.0
     assert checkpoint.bytes_of_rank(metadata, 1, "s3://bucket/1") == 0.0
+    for number in range(checkpoint.MOST_FILES):
+        (tmp_path / f"__3_{number}.distcp").write_bytes(b"x")
+    assert checkpoint.bytes_of_rank(metadata, 3, tmp_path) == 0.0  # perhaps not all of them
     writer = SimpleNamespace(path=tmp_path)
     assert checkpoint.directory_of(({}, writer), {}) is checkpoint.directory_of((), {"checkpoint_id": tmp_path})
 

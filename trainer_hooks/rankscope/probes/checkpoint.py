@@ -33,7 +33,7 @@ MIN_CHECKPOINT_BYTES = 64 * 1024
 MOST_ITEMS, MOST_LEVELS = 32, 3  # of containers in which a state is looked for
 PARAMETERS = (".weight", ".bias")  # the last parts of their names
 
-MOST_FILES = 256  # of one rank in a distributed save; it writes one, or one for each thread
+MOST_FILES = 256  # of one rank in a distributed save; it writes one, or one for each thread; more are not read
 
 Count = Callable[[float, float], None]  # takes the bytes of a finished save, and its unix time
 
@@ -223,7 +223,8 @@ def bytes_of_rank(metadata: Any, rank: int, directory: Any = None) -> float:
     if not isinstance(directory, (str, os.PathLike)):
         return 0.0
     paths = (f"{os.fspath(directory)}/{prefix}{number}.distcp" for number in range(MOST_FILES))
-    return sum(takewhile(bool, map(written_bytes, paths)))
+    sizes = list(takewhile(bool, map(written_bytes, paths)))
+    return sum(sizes) if len(sizes) < MOST_FILES else 0.0
 
 
 class Patches:
