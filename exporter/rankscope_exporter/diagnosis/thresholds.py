@@ -67,9 +67,9 @@ class Thresholds:
     uneven_allowance: float = 0.66
     """Wait for late ranks that is not counted as a loss if their work is uneven: of 100 published jobs, all but one
     would have less if their workers waited for each other in each mini-batch (Alibaba's GPU clusters, 2020)."""
-    uneven_increase: float = 1.25
+    uneven_increase: float = 1.5
     """Multiple of a run's usual uneven work (nine tenths of the last hour are below it) that is not counted as a loss,
-    if that is less than `uneven_allowance`. It is known after ten minutes."""
+    if that is less than `uneven_allowance`. It is known after ten minutes. With 1.25, three of those 100 jobs alert."""
     allowance: float = 0.03
     """The allowance of all other losses of a whole run. If the run's baseline is less, the baseline is used."""
     baseline_seconds: float = 3600.0
