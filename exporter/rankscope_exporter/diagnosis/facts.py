@@ -136,8 +136,8 @@ class RunFacts:
 
     @cached_property
     def steps(self) -> float:
-        """The number of steps in the window: the largest of any rank."""
-        return max((one.spent.steps for one in self.ranks), default=0.0)
+        """The number of steps in the window, with skipped ones: the largest of any rank."""
+        return max((one.spent.iterations for one in self.ranks), default=0.0)
 
     @property
     def steps_rate(self) -> float:

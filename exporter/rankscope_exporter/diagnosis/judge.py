@@ -126,10 +126,10 @@ class RunJudge:
             then = before.get(number)
             if now.ended or then is None or then.began != now.began:
                 continue
-            if now.counters.steps <= then.counters.steps:
+            if now.counters.iterations <= then.counters.iterations:
                 return False
-            if now.counters.aligned.steps > then.counters.aligned.steps:
-                has_compared = True
+            if now.counters.aligned.steps > then.counters.aligned.steps or now.counters.steps == then.counters.steps:
+                has_compared = True  # skipped steps are not compared
         is_compared = any(one.counters.aligned.steps for one in readings.values())
         return has_compared or not is_compared or at - begin > MAX_SECONDS_WITHOUT_ALIGNED
 

@@ -146,7 +146,7 @@ def micro_batches(run: RunFacts) -> float | None:
     Counted since the start of the rank, because a window of a few steps may contain the passes of one step less.
     """
     counted = [one.now.counters for one in run.ranks]
-    ratios = [each.micro_steps / each.steps for each in counted if each.steps and each.micro_steps]
+    ratios = [each.micro_steps / each.iterations for each in counted if each.iterations and each.micro_steps]
     return float(round(median(ratios))) if ratios else None
 
 
@@ -211,8 +211,8 @@ def _reads_in_each_step(run: RunFacts, thresholds: Thresholds) -> bool:
 
 def device_waits(run: RunFacts) -> float:
     """Return how often per step the host waits for the device: the median over the ranks."""
-    stepping = [one.spent for one in run.ranks if one.spent.steps]
-    return median(spent.device_waits / spent.steps for spent in stepping) if stepping else 0.0
+    stepping = [one.spent for one in run.ranks if one.spent.iterations]
+    return median(spent.device_waits / spent.iterations for spent in stepping) if stepping else 0.0
 
 
 def _throttled(run: RunFacts) -> float:

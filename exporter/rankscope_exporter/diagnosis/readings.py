@@ -99,6 +99,11 @@ class Counters:
     process: ProcessCounters = field(default_factory=ProcessCounters)
     gpu: GpuCounters = field(default_factory=GpuCounters)
 
+    @property
+    def iterations(self) -> float:
+        """Return the number of steps, with those that a gradient scaler skipped: they take as long as others."""
+        return self.steps + self.amp_skipped_steps
+
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:

@@ -259,6 +259,25 @@ def test_a_loss_on_the_host_is_found_as_soon_with_few_measured_steps() -> None:
     assert trial.find(spend("data_wait", 0.12))[0] <= 10
 
 
+def test_late_data_is_found_while_each_step_is_skipped() -> None:
+    """The gradient scaler of each rank skips all steps after the first minute, so that none is compared."""
+    last: dict[int, RankReading] = {}
+
+    def skip(reading: RankReading) -> RankReading:
+        now, kept = reading.counters, last.setdefault(reading.rank, reading)
+        if reading.at <= 60.0:
+            last[reading.rank] = reading
+            return reading
+        skipped = now.steps - kept.counters.steps
+        return counting(reading, steps=kept.counters.steps, amp_skipped_steps=skipped, aligned=kept.counters.aligned)
+
+    trial = Trial(Training(2, adjust=skip)).trained(90, drift)
+    assert "data" not in trial.kinds()
+    seconds, finding = trial.find(spend("data_wait", 0.1), kinds={"data"})
+    assert finding is not None
+    assert seconds < 15.0
+
+
 def test_a_loss_on_the_device_ends_if_no_step_is_measured_any_more() -> None:
     few = FewMeasuredSteps(8)
     few.is_dry = True

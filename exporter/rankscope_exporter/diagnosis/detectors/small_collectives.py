@@ -35,9 +35,9 @@ def measure(window: Window) -> Mapping[int | None, float]:
 def calls_per_step(run: RunFacts, thresholds: Thresholds) -> float:
     """Return the number of small collectives per step."""
     one = run.first
-    if one is None or not one.spent.steps:
+    if one is None or not one.spent.iterations:
         return 0.0
-    return sum(one.spent.collectives.calls[op] for op in _small(one, thresholds)) / one.spent.steps
+    return sum(one.spent.collectives.calls[op] for op in _small(one, thresholds)) / one.spent.iterations
 
 
 def _small(one: RankFacts, thresholds: Thresholds) -> Iterator[str]:
