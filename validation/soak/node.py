@@ -26,7 +26,8 @@ class Node(Arena):
         self._run_dir_mounted = memory / "run"
         healthy = {"forward": Behavior.forward * PACE, "backward": Behavior.backward * PACE}
         self.set_clock(0)
-        exporter = ("validation.soak.exporter", str(self._clock))
+        (state := directory / "state").mkdir()
+        exporter = ("validation.soak.exporter", str(self._clock), f"--state-dir={state}")
         super().__init__(directory, memory, run, run, RUNS.index(run), exporter, None, **healthy)
         self.exporter.name = f"exporter of {run}"
         self.proxy = Proxy(self.exporter.url)
