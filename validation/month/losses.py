@@ -125,9 +125,10 @@ class _Parts:
         computing = moving[:, COMPUTING_NUMBERS].sum(axis=1)
         throttled = computing * self._throttled()
         usual_wait = np.sort(self._ratios[:, P["data_wait"]], axis=1)[:, (self._ratios.shape[2] - 1) // 2]
+        in_turn = np.where(is_comparable, skew.sum(axis=1) / (skew.shape[1] - 1), np.nan)
         found: dict[Key, Array] = {("straggler", rank): lags[:, rank] for rank in range(lags.shape[1])}
         return found | {
-            ("uneven_steps", None): (in_turn := np.where(is_comparable, skew.mean(axis=1), np.nan)),
+            ("uneven_steps", None): in_turn,
             ("rotating_straggler", None): in_turn,
             ("data", None): np.where(usual_wait > Thresholds().loss / 2, moving[:, P["data_wait"]], 0.0),
             ("network", None): np.where(is_comparable, self._transfer(moving[:, WAIT]), np.nan),

@@ -205,7 +205,7 @@ class LossFindings:
             skew = span.mean(USUAL) if span else None
             if span is None or skew is None:
                 return False
-            deviation = skew / rotating.expected_maximum(ranks)
+            deviation = skew / rotating.expected_wait(ranks)
             if (span.mean(key) or 0.0) > CHANCE * deviation * math.sqrt(ranks / (ranks - 1) / span.steps):
                 return True
         return False

@@ -63,8 +63,8 @@ class Thresholds:
     """Pipeline bubble that is not counted as a loss. Four stages with four micro-batches have 43%, which is common."""
     step_deviation: float = 0.03
     """Random standard deviation of the ranks' steps, as a ratio. The wait for the last rank that follows from it is not
-    counted as a loss: 0.02 with 2 ranks, 0.1 with 1,024 ranks."""
-    uneven_allowance: float = 0.66
+    counted as a loss: 0.03 with 2 ranks, 0.1 with 1,024 ranks."""
+    uneven_allowance: float = 0.73
     """Wait for late ranks that is not counted as a loss if their work is uneven: of 100 published jobs, all but one
     would have less if their workers waited for each other in each mini-batch (Alibaba's GPU clusters, 2020)."""
     uneven_increase: float = 1.5

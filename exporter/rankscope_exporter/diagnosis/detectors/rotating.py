@@ -1,6 +1,6 @@
 """Ranks that slow each other down in turn: the ranks wait, and no single rank explains most of it.
 
-    loss = mean over the ranks of (own wait - least wait of any rank) in each step
+    loss = mean over the other ranks of (own wait - wait of the last rank) in each step
 
 Causes: `gc` if Python's garbage collector explains half of the waiting; `spikes` if single steps are far longer than
 the rest; `uneven_work` if the late ranks are late in computing; else the phase that delays the late ranks most.
@@ -30,7 +30,7 @@ COLLECTOR_SHARE = 0.5
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
-    """Return the ranks' mean wait for late ranks."""
+    """Return the mean wait of the other ranks for the last one."""
     is_any_compared = any(one.lag is not None for one in window.run.ranks)
     return whole_run(straggler.mean_skew(window.run) if is_any_compared else None)
 
@@ -70,15 +70,15 @@ def allowance(window: Window) -> float:
 
 def wait_by_chance(thresholds: Thresholds, ranks: int) -> float:
     """Return the wait for the last of so many ranks that a healthy run has by chance."""
-    return thresholds.step_deviation * expected_maximum(ranks) if ranks > 1 else 0.0
+    return thresholds.step_deviation * expected_wait(ranks) if ranks > 1 else 0.0
 
 
-def expected_maximum(count: int) -> float:
-    """Return the expected maximum of at least two standard normal values.
+def expected_wait(ranks: int) -> float:
+    """Return the mean wait for the last of at least two ranks whose steps differ by a standard deviation of 1.
 
-    The formula is Blom's (Statistical Estimates and Transformed Beta-Variables).
+    The expected maximum is Blom's (Statistical Estimates and Transformed Beta-Variables).
     """
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+    return ranks / (ranks - 1) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 DETECTOR = LossDetector(KIND, measure, explain, allowance)

@@ -58,13 +58,18 @@ def explain(window: Window, rank: int | None) -> Candidate | None:
 
 
 def mean_skew(run: RunFacts) -> float:
-    """Return the ranks' mean wait beyond the least wait of any rank, as a ratio of the step."""
+    """Return the mean wait of the other ranks for the last one of their peers, as a ratio of the step.
+
+    Like a lag, it is what the late ranks cost each step: all other ranks wait for the last one, which itself does not.
+    """
     shares = []
     for members in run.peers.values():
         least = min(one.wait for one in members)
+        all_to_others = len(members) / max(len(members) - 1, 1)
         for one in members:
             aligned = one.spent.aligned
-            shares.append(aligned.skew / aligned.seconds if aligned.seconds > 0.0 else one.wait - least)
+            skew = aligned.skew / aligned.seconds if aligned.seconds > 0.0 else one.wait - least
+            shares.append(all_to_others * skew)
     return fmean(shares) if shares else 0.0
 
 
