@@ -55,11 +55,11 @@ BEFORE = 5  # seconds before the fault
 def findings(prometheus: Prometheus, since: float, until: float) -> list[tuple[dict[str, str], float]]:
     """Return the labels of every finding that begins between two unix times, and when Prometheus first saw it.
 
-    A finding that goes on from a fault that was healed a moment ago is left out.
+    A finding that has no alert, or that goes on from a fault that was healed a moment ago, is left out.
     """
     series = prometheus.query(f"rankscope_finding_ratio[{round(until - since) + BEFORE}s] @ {until}")
     found = [(one["metric"], float(one["values"][0][0])) for one in series]
-    return sorted((one for one in found if one[1] > since), key=lambda item: item[1])
+    return sorted((one for one in found if one[1] > since and one[0]["kind"] in ALERTS), key=lambda item: item[1])
 
 
 def scored(

@@ -54,7 +54,7 @@ RUN = ("llm", "1000")
 
 
 def test_the_causes_of_every_kind_are_listed() -> None:
-    assert sorted(KINDS) == sorted([*CAUSES, *WITHOUT_CAUSES])
+    assert {*KINDS} == {*CAUSES, *WITHOUT_CAUSES}
 
 
 def name(candidate: Candidate) -> str:

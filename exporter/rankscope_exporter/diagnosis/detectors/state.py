@@ -1,7 +1,7 @@
 """The type of state detectors. A state is present or absent, and is a finding after it has lasted long enough.
 
 A candidate has to last for `needed` seconds since it was first seen, or by its own `lasted` if it has one. Its ratio is
-the GPU time that is lost: 1 if no useful work is done, 0 if the state itself costs no time.
+the GPU time that is lost: 1 if no useful work is done, 0 if the state itself costs no time (its texts have no {ratio}).
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def test_small_collectives_on_the_device_are_not_the_cause_if_many_bytes_are_mov
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_ranks_that_are_late_in_computing_in_turn_have_uneven_work(ranks) -> None:
-    """Each step takes 0.21 s and 0.15 s for the late rank: they cost as much as one that is always late."""
+    """A step takes 0.21 s, and 0.15 s longer for the late rank: they cost as much as one that is always late."""
 
     def uneven(step: int, rank: int, work: Work) -> None:
         work["backward"] += 0.15 if step % ranks == rank else 0.0
