@@ -6,7 +6,7 @@ since the others wait for it. Its lag is the median wait of its group less its o
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,6 +114,11 @@ class RunFacts:
     def peers(self) -> Mapping[Peers, Sequence[RankFacts]]:
         """The living ranks by the peers that they are compared with."""
         return _by_peers(self.ranks)
+
+    @cached_property
+    def ranks_by_gpu(self) -> Mapping[str, int]:
+        """The number of living ranks by the UUID of their GPU."""
+        return Counter(one.now.uuid for one in self.ranks)
 
     @cached_property
     def stages(self) -> Mapping[int, Sequence[RankFacts]]:

@@ -118,13 +118,18 @@ class History:
                 max(one.counters.amp_skipped_steps for one in ranks),
             )
         )
+        self._observe_checkpoints()
+
+    def _observe_checkpoints(self) -> None:
         spans = self._thresholds.checkpoint_seconds, self._thresholds.checkpoint_long_seconds
         self._checkpoint = max(map(self._checkpoint_ratio, spans))
 
     def _observe_pause(self, at: float, ranks: tuple[RankReading, ...]) -> None:
         began, progress = max(one.began for one in ranks), max(one.last_progress for one in ranks)
         if began > self._began:  # pauses of the previous processes say nothing about these
-            self._began, self._progress, self._stalled = began, -math.inf, 0.0
+            self._began, self._progress, self._stalled, self._planned = began, -math.inf, 0.0, ""
+            if self._stepped_since is not None and self._stepped_since < began:
+                self._stepped_since = None
         has_stepped = any(one.counters.steps > 0 for one in ranks)
         if has_stepped and self._stepped_since is None:
             self._stepped_since = at
@@ -212,13 +217,13 @@ class History:
         is_known = self._stepped_since is not None and self._progress - self._stepped_since > limits.pace_known_after
         span = limits.amp_seconds + self._minute
         recent = list(takewhile(lambda minute: at - minute.at <= span, reversed(self._minutes)))
-        skips = recent[0].amp_skips - recent[-1].amp_skips if recent else 0.0
+        skips = sum(max(new.amp_skips - old.amp_skips, 0.0) for new, old in pairwise(recent))
         return Past(
             longest_pause=max(usual, default=MIN_PAUSE) if is_known else None,
             longest_planned_pauses=planned,
             checkpoint_ratio=self._checkpoint,
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
-            amp_skips=max(skips, 0.0),
+            amp_skips=skips,
             idle=self._activity.idle_seconds(at),
         )
 
@@ -242,17 +247,25 @@ class History:
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
         """Restore what `state` returned. Raise one of UNREADABLE and change nothing if it is damaged."""
-        rows = [Row(at - float(age), _numbers(useful), _numbers(step)) for age, useful, step in state["rows"]]
-        pauses = [Pause(at - float(age), float(long), str(phase)) for age, long, phase in state["pauses"]]
-        minutes = [Minute(at - float(age), *map(float, rest)) for age, *rest in state["minutes"]]
-        self._stepped_since = None if state["stepped"] is None else at - float(state["stepped"])
+        rows = [Row(at - finite(age), _numbers(useful), _numbers(step)) for age, useful, step in state["rows"]]
+        pauses = [Pause(at - finite(age), finite(long), str(phase)) for age, long, phase in state["pauses"]]
+        minutes = [Minute(at - finite(age), *map(finite, rest)) for age, *rest in state["minutes"]]
+        self._stepped_since = None if state["stepped"] is None else at - finite(state["stepped"])
         self._rows.extend(rows)
         self._pauses.extend(pauses)
         self._minutes.extend(minutes)
+        self._observe_checkpoints()
+
+
+def finite(saved: Any) -> float:
+    """Return a saved number. Raise TypeError or ValueError if it is damaged."""
+    if not math.isfinite(number := float(saved)):
+        raise ValueError(f"{saved!r} is not a finite number")
+    return number
 
 
 def _numbers(saved: Mapping[str, Any]) -> Mapping[str, float]:
-    return {str(kind): float(value) for kind, value in dict(saved).items()}
+    return {str(kind): finite(value) for kind, value in dict(saved).items()}
 
 
 def _quantile(values: list[float], quantile: float) -> float | None:

@@ -14,9 +14,9 @@ from rankscope_exporter.diagnosis.detectors.hang import is_interactive
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
-from rankscope_exporter.diagnosis.history import History
+from rankscope_exporter.diagnosis.history import History, finite
 from rankscope_exporter.diagnosis.parts import Key
-from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json
+from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json, findings_to_json
 from rankscope_exporter.diagnosis.priority import explanation
 from rankscope_exporter.diagnosis.readings import RankReading, Run, reading_from_json, reading_to_json
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -69,6 +69,8 @@ class RunJudge:
         self._accounted: tuple[float, Readings] | None = None
         self._is_ready = False
         """True if the run was seen from its start, or for a whole span."""
+        self._restored_at = inf
+        """The time of a restored state until the first readings after it."""
         self._explained: dict[Key, float] = {}
         """By the key of an open finding: the last time that another finding explained it."""
 
@@ -88,7 +90,10 @@ class RunJudge:
         verdict.facts, verdict.lost = window.run, window.lost
         past = self.history.past(at)
         states = [candidate for one in STATES for candidate in one.detect(window, past)]
-        self._states.update(at, states)
+        # Without ranks in the window, or before a whole span, a state may go on unseen.
+        is_unseen = bool(living) and not (window.run.ranks and self._is_ready)
+        kept = [one.candidate for one in self._states.open.values()] if is_unseen else []
+        self._states.update(at, [*kept, *states])
         self._decide(verdict, window, states)
         self._is_ready |= self._losses.shortest is not None
         verdict.is_ready = self._is_ready
@@ -100,7 +105,11 @@ class RunJudge:
         The other ranks still wait for a rank that has ended, so no rank can be seen as late.
         """
         last, self._last = self._last, readings
-        if any(_has_changed(last.get(number), now) for number, now in readings.items()):
+        is_another = any(one.began > self._restored_at for one in readings.values())
+        self._restored_at = inf
+        if is_another:
+            self._states = StateFindings()
+        if is_another or any(_has_changed(last.get(number), now) for number, now in readings.items()):
             self._readings, self._accounted = deque(), None
             self._losses.forget()
 
@@ -113,7 +122,7 @@ class RunJudge:
         window = self._window(self._accounted[1], readings)
         idle = window.lost.get("idle", 0.0)
         gpus = len(window.run.ranks) / (1.0 - idle) if idle < 1.0 else 0.0
-        seconds = gpus * (at - self._accounted[0])
+        seconds = gpus * min(at - self._accounted[0], window.run.seconds)  # less after a restart of the run
         self._accounted = at, readings
         return {cause: ratio * seconds for cause, ratio in window.lost.items()}
 
@@ -139,7 +148,13 @@ class RunJudge:
         part = self._window(before, readings)
         if part.run.ranks and part.run.steps:
             self._losses.add(at, at - begin, part)
-            self._losses.update(at, lambda begins: self._window(self._readings_at(begins), readings))
+            known: dict[int, Window] = {}
+
+            def since(begins: float) -> Window:
+                then = self._readings_at(begins)
+                return known.get(id(then)) or known.setdefault(id(then), self._window(then, readings))
+
+            self._losses.update(at, since)
 
     def _remember(self, at: float, readings: Readings) -> None:
         self._readings.append((at, readings))
@@ -217,18 +232,20 @@ class RunJudge:
         accounted = []
         if is_last and self._accounted:
             accounted = [at - self._accounted[0], [*map(reading_to_json, self._accounted[1].values())]]
-        return {**self.history.state(at), "findings": self._losses.state(at), "settled": accounted}
+        findings = findings_to_json([*self._losses.open.values(), *self._states.open.values()], at)
+        return {**self.history.state(at), "findings": findings, "settled": accounted}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
         """Restore what `state` returned. Raise one of history.UNREADABLE if it is damaged."""
         findings, accounted = findings_from_json(state["findings"], at), None
         if state.get("settled"):
             age, readings = state["settled"]
-            begin = at - float(age)
+            begin = min(at - finite(age), at)
             accounted = begin, {one.rank: one for one in (reading_from_json(saved, begin) for saved in readings)}
         self.history.restore(state, at)
         self._losses.restore(findings, at)
-        self._accounted = accounted
+        self._states.restore(findings, at)
+        self._accounted, self._restored_at = accounted, at
 
 
 def _has_just_begun(reading: RankReading) -> bool:

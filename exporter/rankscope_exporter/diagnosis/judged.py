@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.history import UNREADABLE
@@ -25,7 +26,8 @@ class Judged(NamedTuple):
 
     verdicts: tuple[Verdict, ...]
     not_judged: Mapping[Run, str]
-    """`ranks_elsewhere`, `world_sizes_differ`, `world_size_unknown`, `gpus_unknown` or `too_many_runs`."""
+    """`ranks_elsewhere`, `world_sizes_differ`, `world_size_unknown`, `gpus_unknown`, `too_many_runs`, or
+    `impossible_values`."""
 
 
 class Judges:
@@ -37,6 +39,8 @@ class Judges:
         self._seen: dict[Run, float] = {}
         self._saved: dict[Run, Mapping[str, Any]] = {}
         self._downtime = 0.0
+        self._saved_at: float | None = None
+        """The time of the saved state; None before the first readings after it."""
 
     def state(self, at: float, *, is_last: bool = False) -> list[Any]:
         """Return the state that a restart of the exporter needs, as JSON values."""
@@ -47,21 +51,23 @@ class Judges:
 
         Raise TypeError or ValueError if the state is damaged.
         """
-        self._downtime = downtime
+        self._downtime, self._saved_at = downtime, None
         self._saved = {(str(name), str(owner)): saved for name, owner, saved in state}
 
-    def _judge(self, run: Run, at: float) -> RunJudge:
+    def _judge(self, run: Run) -> RunJudge:
         if run not in self.judges:
             self.judges[run] = judge = RunJudge(run, self._thresholds)
-            if saved := self._saved.pop(run, None):
+            saved = self._saved.pop(run, None)
+            if saved and self._saved_at is not None:
                 with suppress(*UNREADABLE):  # without a readable state the run has no history
-                    judge.restore(saved, at - self._downtime)
+                    judge.restore(saved, self._saved_at)
         return self.judges[run]
 
     def update(self, at: float, readings: Mapping[Run, Iterable[RankReading]], known_gpus: Iterable[str]) -> Judged:
         """Add the readings of one moment, by run. `known_gpus` are the UUIDs of the GPUs that are read."""
         gpus = frozenset(known_gpus)
-        by_rank = {run: {one.rank: one for one in ranks} for run, ranks in readings.items()}
+        self._saved_at = at - self._downtime if self._saved_at is None else self._saved_at
+        by_rank = {run: {one.rank: one for one in of_newest_start(ranks)} for run, ranks in readings.items()}
         not_judged = {run: reason for run, ranks in by_rank.items() if (reason := reason_not_judged(ranks, gpus))}
         for run in _too_many(by_rank, not_judged):
             not_judged[run] = "too_many_runs"
@@ -69,7 +75,10 @@ class Judges:
         for run, ranks in by_rank.items():
             if run not in not_judged:
                 self._seen[run] = at
-                verdicts.append(self._judge(run, at).update(at, ranks))
+                try:
+                    verdicts.append(self._judge(run).update(at, ranks))
+                except (ArithmeticError, ValueError):  # of a forged record; other runs must not be affected
+                    not_judged[run] = "impossible_values"
         self._forget(at)
         return Judged(tuple(verdicts), not_judged)
 
@@ -80,6 +89,16 @@ class Judges:
             kept[run[1]] += 1
             if at - seen > FORGET_AFTER or kept[run[1]] > REMEMBERED_LIMIT:
                 del self.judges[run], self._seen[run]
+
+
+def of_newest_start(ranks: Iterable[RankReading]) -> Sequence[RankReading]:
+    """Return the ranks without those that had ended before the living ones began: they belong to an earlier start.
+
+    After it, the same numbers may be on another node, or the run may have fewer ranks.
+    """
+    ranks = tuple(ranks)
+    began = min((one.began for one in ranks if one.ended is None), default=-inf)
+    return [one for one in ranks if one.ended is None or one.ended.at >= began]
 
 
 def reason_not_judged(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
@@ -98,16 +117,21 @@ def reason_not_judged(ranks: Mapping[int, RankReading], gpus: frozenset[str]) ->
 
 
 def _too_many(by_rank: Mapping[Run, Mapping[int, RankReading]], not_judged: Mapping[Run, str]) -> list[Run]:
-    """Return the youngest runs beyond each owner's limits."""
+    """Return the runs beyond each owner's limits: the ended ones first, then the youngest."""
     by_owner: dict[str, list[Run]] = defaultdict(list)
     for run in by_rank.keys() - not_judged.keys():
         by_owner[run[1]].append(run)
     return [run for runs in by_owner.values() for run in _beyond_the_limits(by_rank, runs)]
 
 
+def _age(ranks: Collection[RankReading]) -> tuple[bool, float]:
+    """Return a key that sorts ended runs after living ones, and young runs after old ones."""
+    return all(one.ended for one in ranks), min(one.began for one in ranks)
+
+
 def _beyond_the_limits(by_rank: Mapping[Run, Mapping[int, RankReading]], runs: Iterable[Run]) -> Iterator[Run]:
     judged = ranks = 0
-    for run in sorted(runs, key=lambda run: min(one.began for one in by_rank[run].values())):
+    for run in sorted(runs, key=lambda run: _age(by_rank[run].values())):
         if judged >= RUNS_LIMIT or ranks + len(by_rank[run]) > RANKS_LIMIT:
             yield run
         else:

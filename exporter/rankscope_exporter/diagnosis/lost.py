@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite
 from statistics import fmean, median
 
 from rankscope.record import phases
@@ -147,7 +148,8 @@ def micro_batches(run: RunFacts) -> float | None:
     """
     counted = [one.now.counters for one in run.ranks]
     ratios = [each.micro_steps / each.iterations for each in counted if each.iterations and each.micro_steps]
-    return float(round(median(ratios))) if ratios else None
+    batches = median(ratios) if ratios else inf
+    return float(round(batches)) if isfinite(batches) else None
 
 
 def _dry(run: RunFacts, moving: Parts, thresholds: Thresholds) -> tuple[Parts, Parts]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, gpu_time, rotating, straggler
+from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, gpu_time, rotating, straggler
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import DEVICE, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
-from rankscope_exporter.diagnosis.history import HIGH, LOWER, History
+from rankscope_exporter.diagnosis.history import HIGH, LOWER, History, finite
 from rankscope_exporter.diagnosis.parts import Key, Parts, Span
 from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
 
@@ -22,8 +22,9 @@ STEPS_RATE: Key = ("steps_rate", None)
 IN_TURN: Key = (rotating.KIND, None)
 USUAL: Key = (rotating.USUAL, None)
 
-STATE_GAP = 5.0
-"""Seconds for which a state may be absent and still count as the same one."""
+STATE_GAP, STATE_GAP_RATIO = 5.0, 0.1
+"""How long a state may be absent and still count as the same one: in seconds, and as a ratio of the time that it has to
+last, if it is more. A pause or a checkpoint is not the end of a state that has to last for a quarter of an hour."""
 CHANCE = 4.5
 """The standard errors that a mean lag does not reach by chance: one of ten ranks does in one of 30,000 windows."""
 LATE_RANKS = (straggler.KIND, rotating.KIND)
@@ -225,14 +226,10 @@ class LossFindings:
             candidate = replace(finding.candidate, ratio=mean)
             self._open[key] = replace(finding, candidate=candidate, is_critical=is_critical)
 
-    def state(self, at: float) -> list[list[Any]]:
-        """Return the open findings as JSON values."""
-        return [[at - one.since, at - one.opened, *_to_json(one)] for one in self._open.values()]
-
     def restore(self, findings: Sequence[Finding], at: float) -> None:
-        """Add restored findings."""
-        self._open |= {finding.candidate.key: finding for finding in findings}
-        self._above |= {finding.candidate.key: at for finding in findings}
+        """Add the restored findings of losses."""
+        self._open |= {finding.candidate.key: finding for finding in findings if finding.kind in _DETECTORS}
+        self._above |= dict.fromkeys(self._open, at)
 
 
 def _is_between_measured_steps(run: RunFacts) -> bool:
@@ -243,6 +240,11 @@ def _is_between_measured_steps(run: RunFacts) -> bool:
 
 def _is_alive(key: Key, window: Window) -> bool:
     return key[1] is None or key[1] in {one.rank for one in window.run.ranks}
+
+
+def findings_to_json(findings: Iterable[Finding], at: float) -> list[list[Any]]:
+    """Return findings as JSON values, with ages instead of times."""
+    return [[at - one.since, at - one.opened, *_to_json(one)] for one in findings]
 
 
 def _to_json(finding: Finding) -> list[Any]:
@@ -258,11 +260,11 @@ def findings_from_json(state: Iterable[Sequence[Any]], at: float) -> list[Findin
 
 def _from_json(saved: Sequence[Any], at: float) -> Finding:
     began, opened, kind, ratio, cause, place, evidence, is_critical, baseline = saved
-    if kind not in _DETECTORS:
+    if kind not in (*KINDS, rotating.USUAL):
         raise ValueError(f"unknown detector {kind!r}")
-    numbers = {str(name): float(value) for name, value in dict(evidence).items()}
-    candidate = Candidate(kind, float(ratio), str(cause), Place(*place), numbers)
-    return Finding(candidate, at - float(began), at - float(opened), bool(is_critical), str(baseline))
+    numbers = {str(name): finite(value) for name, value in dict(evidence).items()}
+    candidate = Candidate(kind, finite(ratio), str(cause), Place(*place), numbers)
+    return Finding(candidate, at - finite(began), at - finite(opened), bool(is_critical), str(baseline))
 
 
 class StateFindings:
@@ -270,8 +272,8 @@ class StateFindings:
 
     def __init__(self) -> None:
         self.open: dict[Key, Finding] = {}
-        self._seen: dict[Key, tuple[float, float]] = {}
-        """By key of each state: the times when it was first and last seen."""
+        self._seen: dict[Key, tuple[float, float, float]] = {}
+        """By key of each state: the times when it was first and last seen, and how long it may be absent."""
 
     @property
     def is_hung(self) -> bool:
@@ -282,19 +284,27 @@ class StateFindings:
         """Open and close findings."""
         present = {candidate.key: candidate for candidate in candidates}
         for key, candidate in present.items():
-            first, last = self._seen.get(key, (at, at))
-            self._seen[key] = at if at - last > STATE_GAP else first, at
+            gap = STATE_GAP if candidate.lasted is not None else max(STATE_GAP, STATE_GAP_RATIO * candidate.needed)
+            first, last, _ = self._seen.get(key, (at, at, gap))
+            self._seen[key] = at if at - last > gap else first, at, gap
             known = self.open.get(key)
             if known:
                 kept = replace(candidate, cause=known.candidate.cause, place=known.candidate.place)
                 self.open[key] = replace(known, candidate=kept)
             elif (lasted := self.lasted(candidate, at)) >= candidate.needed:
                 self.open[key] = Finding(candidate, at - lasted, at, candidate.kind in CRITICAL)
+        self._seen = {key: seen for key, seen in self._seen.items() if at - seen[1] <= seen[2]}
         for key in [key for key in self.open if key not in present]:
-            if at - self._seen[key][1] > STATE_GAP or key[0] == "hang":
+            if key not in self._seen or key[0] == "hang":
                 del self.open[key]
-        self._seen = {key: seen for key, seen in self._seen.items() if at - seen[1] <= STATE_GAP}
 
     def lasted(self, candidate: Candidate, at: float) -> float:
         """Return the seconds that a present state has lasted."""
         return at - self._seen[candidate.key][0] if candidate.lasted is None else candidate.lasted
+
+    def restore(self, findings: Sequence[Finding], at: float) -> None:
+        """Add the restored findings of states."""
+        for finding in findings:
+            if finding.kind not in _DETECTORS:
+                self.open[finding.candidate.key] = finding
+                self._seen[finding.candidate.key] = finding.since, at, STATE_GAP

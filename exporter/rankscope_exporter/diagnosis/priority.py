@@ -16,8 +16,11 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "launch": ("straggler", "hang"),
     "device_reads": ("straggler", "hang"),
     "throttling": ("hang",),
-    "low_utilization": ("cpu_fallback", "hang"),
-    "slow_startup": ("hang",),
+    "low_utilization": ("cpu_fallback", "launch", "device_reads", "hang"),
+    "slow_startup": ("loss_scale_collapse", "hang"),
+    "stage_imbalance": ("hang",),
+    "bubble": ("hang",),
+    "cpu_fallback": ("hang",),
     "hang": ("crash",),
 }
 """By kind: the kinds that explain it. A run that hangs has no other losses."""

@@ -15,6 +15,7 @@ from typing import Any
 from rankscope_exporter.diagnosis import words
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import Verdict
+from rankscope_exporter.diagnosis.judged import of_newest_start
 from rankscope_exporter.diagnosis.lost import by_cause
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.gpu.rank_gpus import RankGpu
@@ -117,7 +118,7 @@ class Account:
 
     def update(self, look: Look, ranks: Sequence[Rank], verdict: Verdict | None) -> list[dict[str, Any]]:
         """Add one poll. Return the findings that have ended since the last one."""
-        readings = look.readings[self.run, self.owner]
+        readings = of_newest_start(look.readings[self.run, self.owner])
         living = [one for one in readings if one.ended is None]
         elapsed = max(look.at - self.read_at, 0.0) if self.at else 0.0
         if self.at and look.at >= self.read_at:  # else the node was restarted

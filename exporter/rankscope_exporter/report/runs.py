@@ -27,6 +27,7 @@ REASONS: Mapping[str, str] = {
     "world_sizes_differ": "its ranks report different world sizes",
     "gpus_unknown": "one of its GPUs cannot be read here",
     "too_many_runs": "its owner has too many runs on this node",
+    "impossible_values": "its records have impossible values",
     NOT_POLLED: "the collector findings is off or late",
 }
 """Reasons why a run is not judged."""

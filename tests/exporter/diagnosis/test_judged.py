@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from testing.readings import EARLY, RUN, Training, spend
+from testing.readings import EARLY, RUN, Training, counting, spend
 
+from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
 from rankscope_exporter.diagnosis.judged import RANKS_LIMIT, REMEMBERED_LIMIT, RUNS_LIMIT, Judged, Judges
 from rankscope_exporter.diagnosis.readings import Ending, RankReading, Run
 
@@ -136,3 +137,34 @@ def test_the_remembered_runs_of_an_owner_who_keeps_renaming_are_limited() -> Non
         judges.update(60.0 + number, {(f"run-{number}", "1000"): ranks}, GPUS)
     assert len(judges.judges) == REMEMBERED_LIMIT + 1
     assert {others, (f"run-{REMEMBERED_LIMIT + 19}", "1000")} <= judges.judges.keys()
+
+
+def test_a_forged_record_ends_no_diagnosis_of_others() -> None:
+    def forge(one: RankReading) -> RankReading:
+        return counting(replace(one, stage=one.rank), steps=1e-300 * one.at, micro_steps=1e60)
+
+    victim, hostile, judges = Training(2), Training(2, adjust=forge), Judges()
+    for (at, ranks), (_, forged) in zip(victim.train(20), hostile.train(20), strict=True):
+        found = judges.update(at, {RUN: ranks.values(), ("evil", "6666"): forged.values()}, GPUS)
+    assert RUN in {verdict.run for verdict in found.verdicts}
+
+
+def test_a_run_that_cannot_be_computed_is_not_judged(monkeypatch) -> None:
+    def update(judge: RunJudge, at: float, ranks: Any) -> Verdict:
+        return Verdict(judge.run, at) if judge.run == RUN else Verdict(judge.run, 1.0 / (at - at))
+
+    monkeypatch.setattr(RunJudge, "update", update)
+    found = Judges().update(60.0, {RUN: readings(), ("evil", "6666"): readings()}, GPUS)
+    assert [verdict.run for verdict in found.verdicts] == [RUN]
+    assert found.not_judged == {("evil", "6666"): "impossible_values"}
+
+
+def test_a_living_run_is_judged_after_many_short_runs() -> None:
+    """A sweep: each run has its own name, and is shown for ten minutes after its end."""
+    (one,) = readings(1)
+    runs = {
+        (f"trial-{n}", "1000"): [replace(one, began=float(n), ended=Ending("finished", 40.0 + n))]
+        for n in range(RUNS_LIMIT)
+    }
+    runs["living", "1000"] = [replace(one, began=50.0)]
+    assert ("living", "1000") not in Judges().update(61.0, runs, GPUS).not_judged

@@ -2,13 +2,15 @@
 
 - `slow_checkpoint`: time in checkpoints / span * (1 - 1 / n) is above `checkpoint`, with n checkpoints in the span. The
   factor corrects for the span starting or ending next to a checkpoint: n checkpoints have n - 1 intervals between them.
-- `checkpoint_overdue`: no checkpoint for `checkpoint_overdue` seconds, counted from the first step if there was none.
+- `checkpoint_overdue`: no checkpoint for `checkpoint_overdue` seconds, counted from the first step if there was none. A
+  notebook that has made no step for a quarter of that time has nothing to save.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rankscope_exporter.diagnosis.detectors.hang import is_interactive
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.findings import Candidate
@@ -21,7 +23,8 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     run, thresholds = window.run, window.thresholds
     if past.checkpoint_ratio > thresholds.checkpoint:
         yield Candidate(SLOW, past.checkpoint_ratio, lasted=0.0)
-    if not run.ranks or not run.steps_rate:
+    is_left = is_interactive(run) and run.stalled > thresholds.checkpoint_overdue / 4
+    if not run.ranks or not run.steps_rate or is_left:
         return
     began = min(one.now.began + one.now.counters.phases.get("startup", 0.0) for one in run.ranks)
     written = [one.now.last_checkpoint for one in run.ranks if one.now.last_checkpoint is not None]

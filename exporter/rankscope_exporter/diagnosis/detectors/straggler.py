@@ -129,7 +129,7 @@ def _foreign_processes(run: RunFacts, one: RankFacts) -> int:
     """Return the number of processes on a rank's GPU that are not ranks; 0 if it is unknown."""
     if not one.now.uuid or one.now.gpu is None or one.now.gpu.processes is None:
         return 0
-    return max(one.now.gpu.processes - sum(other.now.uuid == one.now.uuid for other in run.ranks), 0)
+    return max(one.now.gpu.processes - run.ranks_by_gpu[one.now.uuid], 0)
 
 
 def _aggregates(one: RankFacts, others: Sequence[RankFacts], thresholds: Thresholds, *, is_foreign: bool) -> bool:

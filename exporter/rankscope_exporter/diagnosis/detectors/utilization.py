@@ -4,7 +4,8 @@
   The cause is `memory_bound` if more than `memory_bound` of their memory is used, `batch_too_small` if at most
   `memory_spare` is used.
 - `cpu_fallback`: a rank has trained for `cpu_only` seconds while its GPU was idle, and less than `memory_held` of its
-  memory is used. Its start-up does not count: at the first steps, the reading of the GPU may be older than they are.
+  memory is used. Its start-up does not count, nor a pause between steps: the GPU was idle in the whole window, which has
+  steps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.readings import RankReading
 
 LOW, CPU = "low_utilization", "cpu_fallback"
+READING_AGE = 5.0  # seconds by which the reading of a GPU may be older than the rank's
 
 
 def detect_low(window: Window, _past: Past) -> Iterator[Candidate]:
@@ -43,6 +45,8 @@ def detect_cpu(window: Window, _past: Past) -> Iterator[Candidate]:
     for one in window.run.ranks:
         gpu = one.now.gpu
         if gpu is None or gpu.idle_seconds is None or gpu.memory_ratio is None or not one.spent.steps:
+            continue
+        if one.seconds > gpu.idle_seconds + READING_AGE:  # the steps may be older than its idle time
             continue
         if gpu.idle_seconds > window.thresholds.cpu_only / 2 and gpu.memory_ratio < window.thresholds.memory_held:
             steps = {"steps_per_second": one.spent.steps / one.seconds}
