@@ -4,8 +4,8 @@
   The cause is `memory_bound` if more than `memory_bound` of their memory is used, `batch_too_small` if at most
   `memory_spare` is used.
 - `cpu_fallback`: a rank has trained for `cpu_only` seconds while its GPU was idle, and less than `memory_held` of its
-  memory is used. Its start-up does not count, nor a pause between steps: the GPU was idle in the whole window, which has
-  steps.
+  memory is used. Its start-up does not count, nor a pause between steps: the GPU was idle in the whole window, which
+  has steps.
 """
 
 from __future__ import annotations
