@@ -212,8 +212,7 @@ def _compare_peers(members: Sequence[RankFacts]) -> Sequence[RankFacts]:
         return members
     waits = [one.wait for one in members]
     # The median of two values is their mean, which would halve the lag.
-    reference = median(waits) if len(waits) > 2 else max(waits)
-    lags = [reference - wait for wait in waits]
+    lags = [median(waits) - wait for wait in waits] if len(waits) > 2 else [waits[1] - waits[0], waits[0] - waits[1]]
     return [RankFacts(one.now, one.seconds, one.spent, clock, lag) for one, lag in zip(members, lags, strict=True)]
 
 

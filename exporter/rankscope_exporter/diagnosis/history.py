@@ -153,7 +153,7 @@ class History:
         A part of a second has one step, or two: its loss per step alone would be wrong by a half.
         """
         self._parts.append(Part(at, losses, useful, steps_rate))
-        if self._rows and at - self._rows[-1].at < self._row_every:
+        if at - (self._rows[-1] if self._rows else self._parts[0]).at < self._row_every:
             return
         to_useful, per_step = {}, {}
         for kind in {kind for part in self._parts for kind in part.losses}:

@@ -105,7 +105,7 @@ class RunJudge:
         The other ranks still wait for a rank that has ended, so no rank can be seen as late.
         """
         last, self._last = self._last, readings
-        is_another = any(one.began > self._restored_at for one in readings.values())
+        is_another = any(one.began >= self._restored_at for one in readings.values())
         self._restored_at = inf
         if is_another:
             self._states = StateFindings()

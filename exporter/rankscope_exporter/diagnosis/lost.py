@@ -112,17 +112,21 @@ def shortest_wait(members: Sequence[RankFacts]) -> float:
     return min(one.ratios.get(WAIT, 0.0) for one in members)
 
 
-def longest_wait(members: Sequence[RankFacts]) -> float:
-    """Return the longest wait of any rank, which is the one with the least work."""
-    return max(one.ratios.get(WAIT, 0.0) for one in members)
+def stage_waits(run: RunFacts) -> Mapping[int, float]:
+    """Return by stage the longest wait of any of its ranks, without waits for a planned phase.
+
+    That rank has the least work. A rank that is slow within its stage does not count.
+    """
+    planned = _waits_for_planned_phase(run)
+    return {
+        stage: max(one.ratios.get(WAIT, 0.0) - planned[one.rank] for one in members)
+        for stage, members in run.stages.items()
+    }
 
 
 def mean_stage_wait(run: RunFacts) -> float:
-    """Return the ranks' mean wait for a stage with more work, whose ranks all wait less than the others.
-
-    The rank that waits most stands for its stage, so that a slow rank within a stage does not count.
-    """
-    waits = {stage: longest_wait(members) for stage, members in run.stages.items()}
+    """Return the ranks' mean wait for a stage with more work, whose ranks all wait less than the others."""
+    waits = stage_waits(run)
     least = min(waits.values(), default=0.0)
     ranks = sum(len(members) for members in run.stages.values())
     return sum((waits[stage] - least) * len(members) for stage, members in run.stages.items()) / ranks if ranks else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from operator import mul
@@ -90,7 +90,7 @@ class Parts:
         self._open: list[list[Part]] = [[] for _ in RESOLUTIONS]
 
     @property
-    def keys(self) -> Iterable[Key]:
+    def keys(self) -> Collection[Key]:
         """The keys of all losses that were added."""
         return self.columns
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean, stdev
 from typing import Any
 
 from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, gpu_time, rotating, straggler
@@ -27,13 +28,16 @@ STATE_GAP, STATE_GAP_RATIO = 5.0, 0.1
 last, if it is more. A pause or a checkpoint is not the end of a state that has to last for a quarter of an hour."""
 CHANCE = 4.5
 """The standard errors that a mean lag does not reach by chance: one of ten ranks does in one of 30,000 windows."""
+STEADY = 7.0
+"""The same if their deviation is estimated from a dozen parts: Student's t has longer tails."""
 LATE_RANKS = (straggler.KIND, rotating.KIND)
 """The findings of which the wait for late ranks is not usual."""
 ON_DEVICE: tuple[Key, ...] = ((gpu_time.LAUNCH, None), (gpu_time.DEVICE_READS, None))
 """The losses that only the device's clock shows. They are unknown in a part without a measured step, and a tier needs
 its number of parts in which they are known."""
 UNKNOWN_SECONDS = 60.0
-"""How long such a loss may be unknown before its finding ends. The hook measures steps more often than that."""
+"""How long a loss may be unknown before its finding ends. The hook measures steps more often than that, and steps that
+a gradient scaler skips are not compared."""
 CRITICAL = frozenset(kind for detector in STATES if detector.is_critical for kind in detector.kinds)
 
 _DETECTORS = {detector.kind: detector for detector in LOSSES}
@@ -106,11 +110,13 @@ class LossFindings:
             loss = -math.inf if mean is None else mean - allowance
             if key in self._open:
                 self._review(at, key, mean, loss)
-            elif loss > self._thresholds.loss and (tier := self._reached_tier(key, allowance, spans)):
-                self._begin(at, key, tier, since)
+            elif loss > self._thresholds.loss:
+                for tier in self._reached_tiers(key, allowance, spans):
+                    if self._begin(at, key, tier, since):
+                        break
 
-    def _reached_tier(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Tier | None:
-        """Return the first tier that a loss has reached. It does not reach a longer tier if it is already over."""
+    def _reached_tiers(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Iterator[Tier]:
+        """Yield the tiers that a loss has reached. It does not reach a longer tier if it is already over."""
         if key in ON_DEVICE:
             spans = {tier: self._parts.span(tier, key) for tier in spans}
         first, second, *_ = spans.items()
@@ -119,8 +125,7 @@ class LossFindings:
                 continue
             mean = second[1].mean(key) if second[1] and tier != first[0] else None
             if mean is None or mean - allowance > self._thresholds.loss:
-                return tier
-        return None
+                yield tier
 
     def _cause(self, key: Key) -> str:
         """Return the cause of an open finding, or of the usual loss before it; empty if there is none."""
@@ -156,21 +161,22 @@ class LossFindings:
         useful, steps_rate = shortest.median(USEFUL), shortest.steps_rate()
         return self._history.baseline(key[0], before, useful, steps_rate, quantile)
 
-    def _begin(self, at: float, key: Key, tier: Tier, since: Since) -> None:
+    def _begin(self, at: float, key: Key, tier: Tier, since: Since) -> bool:
+        """Begin a finding if its detector explains the loss. Return whether it did."""
         span, shortest = self._parts.span(tier, key if key in ON_DEVICE else None), self.shortest
         if span is None or shortest is None:
-            return
+            return False
         # The time before its onset says nothing about its cause.
         began = span.onset(key, tier.limit / 2)
         window = since(began)
         if not _is_alive(key, window):
-            return
+            return False
         candidate = _DETECTORS[key[0]].explain(window, key[1])
         if candidate is None or self._may_be_chance(candidate, window, tier):
-            return
+            return False
         allowance = self._allowance(key, candidate.cause, shortest)
         if not span.exceeds(key, tier, allowance):
-            return
+            return False
         mean = span.mean(key) or candidate.ratio
         severe = [value > self._thresholds.severe for value in span.values(key)]
         is_critical = mean > self._thresholds.severe or sum(severe) > self._thresholds.severe_dips * len(severe)
@@ -180,6 +186,7 @@ class LossFindings:
         if key[0] in LATE_RANKS:
             self._history.forget(rotating.KIND, began)
             self._usual[key] = allowance
+        return True
 
     def _may_be_chance(self, candidate: Candidate, window: Window, tier: Tier) -> bool:
         """Return whether a rank may be the last one by chance, and has not been it for long.
@@ -190,15 +197,17 @@ class LossFindings:
         limits, key = self._thresholds, candidate.key
         if candidate.kind != straggler.KIND:
             return candidate.cause == rotating.COLLECTOR and tier == limits.tiers[0]
-        is_chance = USUAL in self._open and not self._exceeds_chance(key, window.run)
-        if not is_chance and not straggler.has_spikes(window.run, limits):
+        if self._exceeds_chance(key, window.run) and not straggler.has_spikes(window.run, limits):
             return False
         long = Tier(limits.loss / 2, limits.spike_seconds, limits.tiers[0].steps, 8, 0.1)
         span = self._parts.span(long)
         return span is None or not span.exceeds(key, long)
 
     def _exceeds_chance(self, key: Key, run: RunFacts) -> bool:
-        """Return whether a lag is too large for chance, even if all waiting is for steps that differ by chance."""
+        """Return whether a lag is too large for chance.
+
+        It is if it is steady, or even if all waiting is for steps that differ by chance.
+        """
         first = self._thresholds.tiers[0]
         ranks = next(len(members) for members in run.peers.values() if key[1] in {one.rank for one in members})
         for steps in (first.steps, 2 * first.steps, 4 * first.steps):
@@ -206,6 +215,9 @@ class LossFindings:
             skew = span.mean(USUAL) if span else None
             if span is None or skew is None:
                 return False
+            lags = [lag for lag in span.values(key) if not math.isnan(lag)]
+            if len(lags) >= first.parts and fmean(lags) > STEADY * stdev(lags) / math.sqrt(len(lags)):
+                return True
             deviation = skew / rotating.expected_wait(ranks)
             if (span.mean(key) or 0.0) > CHANCE * deviation * math.sqrt(ranks / (ranks - 1) / span.steps):
                 return True
@@ -214,7 +226,8 @@ class LossFindings:
     def _review(self, at: float, key: Key, mean: float | None, loss: float) -> None:
         """Update the ratio of an open finding, or close it. Its severity can rise, but never falls."""
         limits, finding = self._thresholds, self._open[key]
-        if mean is None and key in ON_DEVICE and at - self._above.setdefault(key, at) <= UNKNOWN_SECONDS:
+        is_unknown = mean is None and key in self._parts.keys
+        if is_unknown and at - self._above.setdefault(key, at) <= UNKNOWN_SECONDS:
             return
         is_above = loss >= limits.release * limits.loss
         self._above[key] = at if is_above or key not in self._above else self._above[key]

@@ -25,7 +25,7 @@ def history() -> History:
 def with_losses(losses: Iterable[float], useful: float = 0.8, steps_rate: float = 2.0) -> History:
     """Return a history with a row for each loss, 15 s apart; the last row ends at 0."""
     found, losses = history(), list(losses)
-    for number, loss in enumerate(losses, start=1):
+    for number, loss in enumerate([*losses[:1], *losses]):  # the first row ends 15 s after the first part
         found.add(15.0 * (number - len(losses)), {"network": loss}, useful, steps_rate)
     return found
 

@@ -75,7 +75,7 @@ def test_a_pipeline_that_hangs_has_no_other_finding() -> None:
 
 
 def test_a_collapsed_loss_scale_explains_that_no_step_was_made() -> None:
-    """Each step is skipped from the first one on, so that the start-up never ends."""
+    """All steps are skipped from the first one on, so that the start-up never ends."""
 
     def skip(one: RankReading) -> RankReading:
         passes = one.counters.steps

@@ -24,14 +24,15 @@ IMBALANCE, BUBBLE = "stage_imbalance", "bubble"
 
 def measure_imbalance(window: Window) -> Mapping[int | None, float]:
     """Return the time that the other stages would save; empty without a pipeline."""
-    waits = sorted(lost.longest_wait(members) for members in window.run.stages.values())
+    waits = sorted(lost.stage_waits(window.run).values())
     return whole_run(median(waits[1:]) - waits[0]) if waits else {}
 
 
 def explain_imbalance(window: Window, _rank: int | None) -> Candidate:
     """Return the loss with the slow stage and its phase."""
     stages = window.run.stages
-    number = min(stages, key=lambda stage: lost.longest_wait(stages[stage]))
+    waits = lost.stage_waits(window.run)
+    number = min(stages, key=waits.__getitem__)
     others = [one for stage, members in stages.items() if stage != number for one in members]
     excess = _excesses(stages[number], others)
     cause = max(excess, key=excess.__getitem__, default="unknown")

@@ -1,8 +1,9 @@
 """Many small collectives in each step, for example metrics that are averaged over the ranks for every batch.
 
 Operations of up to `small_collective_bytes` on average count, except DDP's gradients and sends between pipeline stages.
-The loss is the training thread's time in them. If the group is measured on the device, the time by operation is
-unknown. The loss is then the whole transfer time, if it moves too few bytes for any link to need that long.
+The loss is the training thread's time in them, without the wait for late ranks. If the group is measured on the device,
+the time by operation is unknown. The loss is then the whole transfer time, if it moves too few bytes for any link to
+need that long.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ def measure(window: Window) -> Mapping[int | None, float]:
     one = run.first
     if one is None or calls_per_step(run, thresholds) < thresholds.small_collectives_per_step:
         return whole_run(0.0)
+    transfer = window.lost.get("transfer", 0.0)  # without the wait for late ranks
     if not one.device_scale:
         seconds = one.spent.collectives.seconds
-        return whole_run(sum(seconds.get(op, 0.0) for op in _small(one, thresholds)) / one.seconds)
-    transfer = window.lost.get("transfer", 0.0)
+        return whole_run(min(sum(seconds.get(op, 0.0) for op in _small(one, thresholds)) / one.seconds, transfer))
     moved = sum(one.spent.collectives.bytes.values()) / one.seconds
     return whole_run(transfer if moved <= thresholds.latency_bound_bytes * transfer else 0.0)
 

@@ -1,6 +1,6 @@
 """A rank that slows down the others: they wait for it in collectives, and it waits least.
 
-    lag = median wait of its peers - own wait        (with two ranks: the larger wait - own wait)
+    lag = median wait of its peers - own wait        (with two ranks: the other's wait - own wait)
 
 The lag is a ratio of the step, in steps without a planned phase. Peers do the same work: they are the ranks of the same
 group and, in a pipeline, of the same stage. The cause is the phase in which the rank exceeds the mean of its peers

@@ -1,0 +1,93 @@
+"""Losses that were found too late, in the wrong place or in healthy runs: one test for each."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from testing.readings import SLOW, Training, Trial, Work, counting, drift, spend
+
+from rankscope_exporter.diagnosis.readings import AlignedCounters, CollectiveCounters, RankReading
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_much_garbage_collection_in_turn_is_found_while_it_lasts(ranks) -> None:
+    """It exceeds the shortest tier, in which the collectors may have run in turn by chance."""
+    trial = Trial(Training(ranks, adjust=lambda one: counting(one, gc_seconds=0.08 * one.at))).trained(60)
+    verdict = trial.train(60, lambda step, rank, work: work.update(backward=0.27 if step % ranks == rank else 0.12))
+    assert [(one.kind, one.candidate.cause) for one in verdict.findings] == [("rotating_straggler", "gc")]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_ranks_with_uneven_work_have_no_straggler(seed) -> None:
+    """Steps of 1.3 s with a standard deviation of 15%, independent for both ranks."""
+    draw = random.Random(seed)
+
+    def uneven(_step: int, _rank: int, work: Work) -> None:
+        work["forward"] = max(draw.gauss(1.3, 0.195), 0.0)
+
+    trial = Trial(Training(2)).trained(900, uneven)
+    assert not trial.opened()
+
+
+@pytest.mark.parametrize("seconds", [0.2, 1.0])
+def test_a_steady_straggler_of_two_is_found_after_a_dozen_steps(seconds) -> None:
+    slow = spend("backward", 0.5 * seconds, 1)
+    trial = Trial(Training(2)).trained(60, spend("forward", seconds))
+    assert trial.find(drift, spend("forward", seconds), slow)[0] <= max(10.0, 16 * (0.21 + 1.5 * seconds))
+
+
+@pytest.mark.parametrize("micro_batches", [4, 8])
+def test_a_common_pipeline_has_no_bubble_finding_in_its_first_minutes(micro_batches) -> None:
+    stages = micro_batches
+    bubble = (stages - 1) / (micro_batches + stages - 1)
+    staged = Training(
+        stages, transfer=0.2 / (1 - bubble) * bubble, startup=60.0, adjust=lambda one: in_stages(one, micro_batches)
+    )
+    assert not Trial(staged).trained(200, drift).kinds()
+
+
+def in_stages(one: RankReading, micro_batches: int = 8) -> RankReading:
+    """Return the reading of a rank that alone is its stage: nothing is compared."""
+    changed = replace(one, stage=one.rank)
+    return counting(changed, micro_steps=micro_batches * one.counters.steps, aligned=AlignedCounters())
+
+
+@pytest.mark.parametrize("phase", ["evaluation", "checkpoint"])
+def test_a_stage_that_evaluates_alone_is_not_a_slow_stage(phase) -> None:
+    trial = Trial(Training(4, adjust=in_stages)).trained(60, drift, spend(phase, 2.5, 3, every=10))
+    assert "stage_imbalance" not in trial.kinds()
+
+
+def test_a_finding_goes_on_while_a_gradient_scaler_skips_all_steps() -> None:
+    """Skipped steps are not compared."""
+    kept: dict[int, RankReading] = {}
+
+    def skip(one: RankReading) -> RankReading:
+        before = kept.setdefault(one.rank, one).counters
+        if one.at <= 90.0:
+            kept[one.rank] = one
+            return one
+        skipped = one.counters.steps - before.steps
+        return counting(one, steps=before.steps, aligned=before.aligned, amp_skipped_steps=skipped)
+
+    trial = Trial(Training(4, adjust=skip)).trained(60).trained(30, SLOW)
+    assert [one.kind for one in trial.verdicts[-1].findings] == ["straggler"]
+    assert [one.kind for one in trial.train(40, SLOW).findings] == ["straggler"]
+
+
+def test_the_wait_for_late_ranks_is_not_lost_to_small_collectives() -> None:
+    """Four small collectives take 1 ms together; the first of them waits for the ranks with more work."""
+    draw = random.Random(1)
+
+    def small(one: RankReading) -> RankReading:
+        steps, waited = one.counters.steps, one.counters.phases.get("collective_wait", 0.0)
+        calls = {"ddp_all_reduce": steps, "all_reduce": 4 * steps}
+        moved = {"ddp_all_reduce": 1e8 * steps, "all_reduce": 32 * steps}
+        return counting(one, collectives=CollectiveCounters(calls, moved, {"all_reduce": waited}))
+
+    def uneven(_step: int, _rank: int, work: Work) -> None:
+        work["forward"] = max(draw.gauss(0.16, 0.05), 0.01)
+
+    assert not Trial(Training(4, transfer=0.001, adjust=small)).trained(200, uneven).kinds()
