@@ -75,7 +75,7 @@ def test_a_pipeline_that_hangs_has_no_other_finding() -> None:
 
 
 def test_a_collapsed_loss_scale_explains_that_no_step_was_made() -> None:
-    """All steps are skipped from the first one on, so that the start-up never ends."""
+    """The start-up never ends, since no step is made: the scaler skips them from the first one on."""
 
     def skip(one: RankReading) -> RankReading:
         passes = one.counters.steps
