@@ -109,7 +109,7 @@ class LossFindings:
             allowance = self._allowance(key, self._cause(key), shortest)
             loss = -math.inf if mean is None else mean - allowance
             if key in self._open:
-                self._review(at, key, mean, loss)
+                self._review(at, key, mean, loss, since(shortest.begins))
             elif loss > self._thresholds.loss:
                 for tier in self._reached_tiers(key, allowance, spans):
                     if self._begin(at, key, tier, since):
@@ -223,8 +223,8 @@ class LossFindings:
                 return True
         return False
 
-    def _review(self, at: float, key: Key, mean: float | None, loss: float) -> None:
-        """Update the ratio of an open finding, or close it. Its severity can rise, but never falls."""
+    def _review(self, at: float, key: Key, mean: float | None, loss: float, window: Window) -> None:
+        """Update ratio and evidence of an open finding, or close it. Its severity can rise, but never falls."""
         limits, finding = self._thresholds, self._open[key]
         is_unknown = mean is None and key in self._parts.keys
         if is_unknown and at - self._above.setdefault(key, at) <= UNKNOWN_SECONDS:
@@ -236,7 +236,10 @@ class LossFindings:
             self._usual.pop(key, None)
         elif is_above and mean is not None:
             is_critical = finding.is_critical or mean > limits.severe
-            candidate = replace(finding.candidate, ratio=mean)
+            evidence = dict(finding.candidate.evidence)
+            if _is_alive(key, window) and (newest := _DETECTORS[key[0]].explain(window, key[1])):
+                evidence |= {name: value for name, value in newest.evidence.items() if name in evidence}
+            candidate = replace(finding.candidate, ratio=mean, evidence=evidence)
             self._open[key] = replace(finding, candidate=candidate, is_critical=is_critical)
 
     def restore(self, findings: Sequence[Finding], at: float) -> None:

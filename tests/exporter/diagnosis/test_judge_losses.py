@@ -91,3 +91,9 @@ def test_the_wait_for_late_ranks_is_not_lost_to_small_collectives() -> None:
         work["forward"] = max(draw.gauss(0.16, 0.05), 0.01)
 
     assert not Trial(Training(4, transfer=0.001, adjust=small)).trained(200, uneven).kinds()
+
+
+def test_the_evidence_follows_the_ratio() -> None:
+    trial = Trial().trained(60).trained(60, spend("backward", 0.05, 1))
+    (finding,) = trial.train(60, spend("backward", 0.6, 1)).findings
+    assert finding.candidate.evidence["lag"] == pytest.approx(finding.candidate.ratio, abs=0.05)
