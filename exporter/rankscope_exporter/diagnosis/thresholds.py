@@ -48,9 +48,9 @@ class Thresholds:
     cause: float = 0.3
     """Ratio of the lag that a phase has to explain to be the cause: with a slow CPU, forward has a third of the lag and
     backward two thirds."""
-    single: float = 0.5
+    single: float = 0.4
     """Ratio of the total wait that a rank has to explain to be the straggler. Ranks that are late in turn do not."""
-    rotating: float = 0.75
+    rotating: float = 0.55
     """Ratio of the total wait below which no single rank explains it."""
     spike: float = 4.0
     """The 99th percentile of the step time over its median. The histogram's bounds differ by up to 2.5 times."""
