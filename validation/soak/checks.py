@@ -20,7 +20,7 @@ LATE_NOTIFICATION = 90.0  # seconds after healing in which a fault may still be 
 BACK_WITHIN = 75.0  # seconds after a restart of Prometheus: a `for` of 30 s, two evaluations, and a scrape
 EXPORTER_LIMIT = 120.0  # seconds for which an exporter may be down without an alert
 COUNTED_BY_EXPORTER = re.compile(
-    r"rankscope_(gpu|exporter)_|"
+    r"rankscope_(gpu|exporter|run_lost)_|"
     r"rankscope_rank_(aligned|transfer_floor|skew|blame|cpu|run_queue|workers_run_queue|read_bytes)"
 )
 """Counters that restart with the exporter; all others are in the rank's record."""
@@ -159,7 +159,7 @@ def no_false_alarms(unexplained: Sequence[FiringMessage], chaos: Sequence[Observ
 def counters_only_grow(history: Observation, chaos: Sequence[Observation], instances: Mapping[str, str]) -> Check:
     """Check that counters fell only where the counting process restarted. `instances` are the exporters' by run."""
     restarts = [
-        (instances[one["run"]], one["ended"])
+        (instances[one["run"]], one["began"], one["ended"])
         for one in chaos
         if one["act"] in (plan.KILL, plan.RESTART) and one["target"] == plan.EXPORTER
     ]
@@ -223,12 +223,13 @@ def nothing_failed(errors: Sequence[Observation]) -> Check:
 
 
 def _has_restarted(
-    fall: Mapping[str, Any], starts: Sequence[Mapping[str, Any]], restarts: Sequence[tuple[str, float]]
+    fall: Mapping[str, Any], starts: Sequence[Mapping[str, Any]], restarts: Sequence[tuple[str, float, float]]
 ) -> bool:
     labels = fall["labels"]
     if COUNTED_BY_EXPORTER.match(labels["__name__"]):
         since, until = fall["before"], fall["after"]
-        if any(labels["instance"] == instance and since <= when <= until for instance, when in restarts):
+        # A scrape may come a moment before the soak sees that the exporter answers.
+        if any(labels["instance"] == where and since <= ended and began <= until for where, began, ended in restarts):
             return True
     place = {name: labels.get(name) for name in ("run", "rank")}
     return any(
