@@ -42,7 +42,7 @@ def found(training: Training, *changes: Change, within: float, healthy: float = 
 
 
 def test_a_straggler_is_found_if_few_steps_are_measured() -> None:
-    """One step in 13 s is measured, as steps with 100 marks and more may be, such as FSDP's."""
+    """Steps with 100 marks and more, such as FSDP's, may be measured each 13 s."""
     assert found(FewMeasured(4, 6), spend("backward", 0.3, 1), within=120.0, healthy=200.0)
 
 
@@ -80,7 +80,7 @@ def test_uneven_work_with_moderately_long_steps_is_not_called_spikes() -> None:
 
 
 def test_more_work_at_the_default_power_limit_is_not_throttling() -> None:
-    """All GPUs run at 73% of their clock while they compute, limited by their power, and at 95% while they wait."""
+    """The GPUs run at 73% of their clock while they compute, limited by their power, and at 95% while they wait."""
 
     def capped(one: RankReading) -> RankReading:
         waited = one.counters.phases.get("collective_wait", 0.0)
@@ -94,7 +94,7 @@ def test_more_work_at_the_default_power_limit_is_not_throttling() -> None:
 
 
 def test_contexts_of_the_runs_own_ranks_are_no_foreign_processes() -> None:
-    """Each rank has a CUDA context on GPU 0, too, because of torch.load without map_location."""
+    """With torch.load without map_location, the other ranks have a CUDA context on GPU 0, too."""
 
     def contexts(one: RankReading) -> RankReading:
         assert one.gpu
