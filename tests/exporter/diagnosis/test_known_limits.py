@@ -94,7 +94,7 @@ def test_more_work_at_the_default_power_limit_is_not_throttling() -> None:
 
 
 def test_contexts_of_the_runs_own_ranks_are_no_foreign_processes() -> None:
-    """With torch.load without map_location, the other ranks have a CUDA context on GPU 0, too."""
+    """The other ranks have a CUDA context on GPU 0, too, because of torch.load without map_location."""
 
     def contexts(one: RankReading) -> RankReading:
         assert one.gpu
