@@ -141,7 +141,7 @@ def underused(one: RankReading) -> RankReading:
     ("kind", "training", "seconds", "phase"),
     [
         ("low_utilization", Training(1, adjust=underused), 1000, ()),
-        ("slow_checkpoint", Training(1), 3620, (spend("checkpoint", 6.0, every=200), spend("backward", 0.1))),
+        ("slow_checkpoint", Training(1), 1200, (spend("checkpoint", 20.0, every=200), spend("backward", 0.1))),
     ],
 )
 def test_states_go_on_after_a_restart_of_the_exporter(kind, training, seconds, phase) -> None:
