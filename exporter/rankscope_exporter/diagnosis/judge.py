@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from rankscope_exporter.diagnosis import lost
-from rankscope_exporter.diagnosis.detectors import STATES, rotating, straggler
+from rankscope_exporter.diagnosis.detectors import STATES, checkpoint, rotating, straggler, utilization
 from rankscope_exporter.diagnosis.detectors.hang import is_interactive
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
@@ -32,6 +32,8 @@ MAX_SECONDS_WITHOUT_ALIGNED = 15.0
 RECENT_READINGS = 24
 """The number of newest readings that are all kept; older ones are thinned out, so that gaps grow with age."""
 READINGS_LIMIT = 48
+NEED_STEPS = (utilization.LOW, utilization.CPU, checkpoint.OVERDUE)
+"""The states that only a window with steps shows. All others are seen at the first reading."""
 JUST_BEGUN_SECONDS = 10.0
 """A rank that is first read within this time was seen from its start: its record may appear with its first steps."""
 
@@ -90,14 +92,17 @@ class RunJudge:
         verdict.facts, verdict.lost = window.run, window.lost
         past = self.history.past(at)
         states = [candidate for one in STATES for candidate in one.detect(window, past)]
-        # Without ranks in the window, or before a whole span, a state may go on unseen.
-        is_unseen = bool(living) and not (window.run.ranks and self._is_ready)
-        kept = [one.candidate for one in self._states.open.values()] if is_unseen else []
-        self._states.update(at, [*kept, *states])
+        self._states.update(at, [*(self._unseen(window) if living else ()), *states])
         self._decide(verdict, window, states)
         self._is_ready |= self._losses.shortest is not None
         verdict.is_ready = self._is_ready
         return verdict
+
+    def _unseen(self, window: Window) -> Iterator[Candidate]:
+        """Yield the open states that may go on although this window cannot show them."""
+        for finding in self._states.open.values():
+            if not (window.run.ranks and (self._is_ready or finding.kind not in NEED_STEPS)):
+                yield finding.candidate
 
     def _reset_if_ranks_changed(self, readings: Readings) -> None:
         """Drop the measurements if a rank has started or ended: they belong to other processes.

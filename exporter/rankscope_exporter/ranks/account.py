@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from rankscope_exporter.diagnosis import words
 from rankscope_exporter.diagnosis.findings import Finding
+from rankscope_exporter.diagnosis.history import finite
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import of_newest_start
 from rankscope_exporter.diagnosis.lost import by_cause
@@ -242,10 +242,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
-    number = None if value is None else float(value)
-    if number is not None and not isfinite(number):
-        raise ValueError(f"{value!r} is not a finite number")
-    return number
+    return None if value is None else finite(value)
 
 
 def _phase_seconds(one: RankReading) -> dict[str, float]:

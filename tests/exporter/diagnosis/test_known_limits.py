@@ -12,7 +12,7 @@ from testing.readings import Change, Training, Trial, Work, counting, drift, han
 from rankscope.record.sampling import next_sampled
 from rankscope_exporter.diagnosis.readings import Ending, GpuCounters, RankReading
 
-pytestmark = pytest.mark.xfail(strict=True)
+pytestmark = pytest.mark.xfail(strict=True, reason="known and not mended")
 
 
 class FewMeasured(Training):

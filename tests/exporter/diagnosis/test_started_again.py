@@ -152,3 +152,17 @@ def test_states_go_on_after_a_restart_of_the_exporter(kind, training, seconds, p
     trial.train(40, *phase)
     assert all(verdict.findings for verdict in trial.verdicts[before:] if verdict.is_ready)
     assert trial.verdicts[-1].is_ready
+
+
+def test_a_hang_that_ended_while_the_exporter_was_down_is_over_at_once() -> None:
+    """Steps take 30 s: a whole span is seen after minutes."""
+    slow = spend("forward", 30.0)
+    trial = Trial(Training(2)).trained(400, slow).trained(400, slow, hang("backward", 1))
+    assert [finding.kind for finding in trial.verdicts[-1].findings] == ["hang"]
+    state, training = saved(trial), Training(2)
+    training.now = training._began = trial.training.now - 900.0
+    trial.training = training
+    for _ in training.train(930.0, slow):
+        pass
+    restore(trial, state, 30.0)
+    assert not trial.train(5, slow).findings
