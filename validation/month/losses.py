@@ -113,7 +113,7 @@ class _Parts:
             of_aligned = (self._floor + self._skew) / self._aligned
         has_planned = self._host[:, PLANNED_NUMBERS].sum(axis=(1, 2)) > 0.0
         is_aligned = self._aligned > 0.0
-        return np.where(is_aligned, of_aligned, of_all), is_aligned[:, 0] | ~has_planned
+        return np.where(is_aligned, of_aligned, of_all), is_aligned[:, 0] | ~(has_planned | self._has_measured())
 
     def losses(self) -> dict[Key, Array]:
         """Return the losses by detector and rank, and the references for them."""
@@ -142,8 +142,11 @@ class _Parts:
 
     def _are_unmeasured(self) -> Array:
         """Return by part whether the devices are measured, but in no step of the part."""
-        has_steps = self._polls.is_device & (self._polls.measured[self._ends].sum(axis=(1, 2)) > 0.0)
-        return has_steps & (self._spent(self._polls.measured)[:, UNPLANNED].sum(axis=1) <= 0.0).any(axis=1)
+        return self._has_measured() & (self._spent(self._polls.measured)[:, UNPLANNED].sum(axis=1) <= 0.0).any(axis=1)
+
+    def _has_measured(self) -> Array:
+        """Return by part whether the devices have been measured."""
+        return self._polls.is_device & (self._polls.measured[self._ends].sum(axis=(1, 2)) > 0.0)
 
     def _transfer(self, waited: Array) -> Array:
         waits = self._floor + self._skew

@@ -6,8 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from testing.readings import SLOW, Training, Trial, Work, counting, drift, spend
+from testing.readings import RUN, SLOW, Change, Training, Trial, Work, counting, drift, spend
 
+from rankscope.record.sampling import next_sampled
+from rankscope_exporter.diagnosis.facts import compare
 from rankscope_exporter.diagnosis.readings import AlignedCounters, CollectiveCounters, RankReading
 
 
@@ -97,3 +99,56 @@ def test_the_evidence_follows_the_ratio() -> None:
     trial = Trial().trained(60).trained(60, spend("backward", 0.05, 1))
     (finding,) = trial.train(60, spend("backward", 0.6, 1)).findings
     assert finding.candidate.evidence["lag"] == pytest.approx(finding.candidate.ratio, abs=0.05)
+
+
+class FewMeasured(Training):
+    """One step of each block of 2**level is measured on the device and compared."""
+
+    def __init__(self, ranks: int, level: int) -> None:
+        self._level, self._next, self._measured = level, next_sampled(1, level), 0
+        super().__init__(ranks, clock="device", adjust=lambda one: counting(one, device_steps=float(self._measured)))
+
+    def _finish_step(self) -> None:
+        if self._steps + 1 == self._next:
+            super()._finish_step()
+            self._next, self._measured = next_sampled(self._steps + 1, self._level), self._measured + 1
+            return
+        self._steps += 1
+        for rank in self._ranks:
+            device = dict(rank.device)
+            rank.finish(self._step_began)
+            rank.device = device
+
+
+LONGEST_GAP = 4
+"""The level at which steps of 0.21 s are measured each 3.4 s, which the hook never exceeds with up to 300 marks."""
+
+
+@pytest.mark.parametrize("level", [2, LONGEST_GAP])
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (spend("backward", 0.12, 1), "straggler"),
+        (spend("backward", 0.3, 1), "straggler"),
+        (spend("data_wait", 0.12), "data"),
+        (spend("h2d_copy", 0.12), "copies"),
+    ],
+    ids=["straggler", "slower straggler", "data", "copies"],
+)
+def test_a_loss_is_found_within_a_dozen_measured_steps(level: int, change: Change, kind: str) -> None:
+    """Steps with 100 marks and more, such as FSDP's, are not all measured on the device."""
+    trial = Trial(FewMeasured(4, level)).trained(100, drift)
+    assert not trial.kinds()
+    trial.train(12 * 2**level * (0.3 + 0.21), drift, change)
+    assert trial.kinds() == {kind}
+
+
+def test_the_lag_is_unknown_between_measured_steps() -> None:
+    *_, (_, before) = (training := FewMeasured(4, LONGEST_GAP)).train(60)
+    lags = []
+    for _, now in training.train(20, spend("backward", 0.3, 1)):
+        measured = before[0].counters.aligned.steps < now[0].counters.aligned.steps
+        lags.append((measured, [one.lag for one in compare(RUN, before, now).ranks]))
+        before = now
+    assert {measured for measured, _ in lags} == {True, False}
+    assert all((lag is not None) == measured for measured, found in lags for lag in found)

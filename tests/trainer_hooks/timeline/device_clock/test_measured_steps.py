@@ -86,15 +86,18 @@ def test_a_step_with_many_reads_is_measured_as_often_as_one_with_few(timeline: T
     assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(4096 / 32, abs=2)
 
 
-def test_six_steps_per_minute_are_measured_if_steps_have_many_marks(timeline: Timeline, gpu: Gpu) -> None:
+@pytest.mark.parametrize(("phases", "every"), [(50, 4), (150, 4), (1000, 16)])
+def test_a_step_with_many_marks_is_measured_each_few_seconds(
+    timeline: Timeline, gpu: Gpu, phases: int, every: int
+) -> None:
     started(timeline, gpu)
     for _ in range(1300):
-        for _ in range(1000):
+        for _ in range(phases):
             timeline.leave(timeline.enter(layout.FORWARD))
         gpu.host.now += 1
         timeline.step()
-    # 2000 marks per step of one second: one of 256 steps by the budget, but one of 8 for six per minute.
-    assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(1300 / 8, abs=2)
+    # Two marks per phase, in steps of one second: one step in 3 s, or in 20 s if there are 2000 marks.
+    assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(1300 / every, abs=2)
 
 
 @pytest.mark.usefixtures("clock")
