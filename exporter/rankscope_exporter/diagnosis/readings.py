@@ -113,6 +113,7 @@ class GpuReading:
     memory_ratio: float | None = None
     """Used memory as a ratio of all memory."""
     processes: int | None = None
+    """The number of processes on it, without the ranks of the run that have another GPU."""
     idle_seconds: float | None = None
     """Seconds since a kernel last ran."""
     is_power_limit_lowered: bool = False

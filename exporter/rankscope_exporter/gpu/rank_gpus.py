@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
@@ -23,6 +24,16 @@ class RankGpu(NamedTuple):
     joules: float | None = None
     """Energy used since the driver was loaded."""
     memory: Memory | None = None
+    pids: Collection[int] = ()
+    """The processes on it, in the driver's pid namespace."""
+
+    def without(self, uuids: Mapping[int, str], own: str) -> GpuReading:
+        """Return the reading without the processes whose GPU in `uuids` (by pid) is another one than `own`.
+
+        Each rank of a run has a context on GPU 0, too, if it calls torch.load without map_location.
+        """
+        elsewhere = sum(uuids.get(pid, own) != own for pid in self.pids)
+        return replace(self.reading, processes=len(self.pids) - elsewhere) if elsewhere else self.reading
 
 
 class RankGpus:
@@ -65,7 +76,13 @@ class RankGpus:
             None if reasons is None else {name: spent for name, spent in reasons.items() if name != GROUP_REASON}
         )
         counters = GpuCounters(busy.busy_seconds if busy else None, throttled, self._clock(gpu.uuid, clock, at))
-        return RankGpu(reading, counters, values["power"].joules if "power" in values else None, device)
+        return RankGpu(
+            reading,
+            counters,
+            values["power"].joules if "power" in values else None,
+            device,
+            values.get("processes", ()),
+        )
 
     def _idle(self, uuid: str, idle_for: float, at: float) -> float:
         """Return the seconds since a kernel last ran, or since the GPU was first seen if none ran."""

@@ -26,8 +26,17 @@ SCALER = ("amp_scale", "amp_skipped_steps")
 """One of them is not 0 if there is a gradient scaler."""
 
 
-def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, gpu: RankGpu | None) -> RankReading:
-    """Return the reading of a rank now. Times are seconds of CLOCK_MONOTONIC."""
+def reading(
+    rank: Rank,
+    aligned: Alignment | None,
+    process: RankProcess | None,
+    gpu: RankGpu | None,
+    uuids: Mapping[int, str] | None = None,
+) -> RankReading:
+    """Return the reading of a rank now. Times are seconds of CLOCK_MONOTONIC.
+
+    `uuids` are the GPUs of the run's ranks, by the pids of their processes.
+    """
     snapshot = rank.snapshot
     counters = _counters(snapshot, aligned, process, gpu.counters if gpu else GpuCounters())
     return RankReading(
@@ -50,7 +59,7 @@ def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, 
         checkpoints=snapshot["checkpoints"],
         last_checkpoint=_last_checkpoint(snapshot),
         children=process.usage.children if process and process.usage else None,
-        gpu=gpu.reading if gpu else None,
+        gpu=gpu.without(uuids or {}, rank.uuid) if gpu else None,
         counters=counters,
     )
 

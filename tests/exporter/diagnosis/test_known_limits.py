@@ -63,18 +63,6 @@ def test_more_work_at_the_default_power_limit_is_not_throttling() -> None:
     assert [one.candidate.cause for one in verdict.findings] == ["backward"]
 
 
-def test_contexts_of_the_runs_own_ranks_are_no_foreign_processes() -> None:
-    """The other ranks have a CUDA context on GPU 0, too, because of torch.load without map_location."""
-
-    def contexts(one: RankReading) -> RankReading:
-        assert one.gpu
-        return replace(one, gpu=replace(one.gpu, processes=8 if one.rank == 0 else 1))
-
-    trial = Trial(Training(8, adjust=contexts)).trained(60)
-    verdict = trial.train(60, spend("backward", 0.1, 0))
-    assert [one.candidate.cause for one in verdict.findings] == ["backward"]
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_hang_names_the_rank_that_has_finished(ranks) -> None:
     """It had fewer batches than the others."""

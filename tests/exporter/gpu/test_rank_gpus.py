@@ -45,7 +45,7 @@ def test_a_gpu_is_read_with_its_counters(machine) -> None:
     state = "{at: 0, busy: 0.8, memory_used: 40 GiB, processes: [{pid: 1}, {pid: 2}]}"
     gpu = SampledGpu(machine(f"{{gpus: 1, model: H100, timeline: {{0: [{state}]}}}}"))
     first, second = gpu.after(20), gpu.after(20)
-    assert (first.reading.index, first.reading.processes) == ("2", 2)
+    assert (first.reading.index, first.reading.processes, sorted(first.pids)) == ("2", 2, [1, 2])
     assert first.reading.memory_ratio == pytest.approx(0.5, abs=0.02)
     assert not first.reading.is_link_reduced
     assert (second.counters.busy or 0) - (first.counters.busy or 0) == pytest.approx(16.0, abs=1.0)

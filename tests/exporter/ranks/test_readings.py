@@ -141,6 +141,18 @@ def test_the_process_and_the_gpu_are_read_with_the_record() -> None:
     assert found.counters.process == ProcessCounters(9.0, 2.0, 7.0, 1.5, 4096.0)
 
 
+def test_contexts_of_the_runs_other_ranks_are_not_counted_on_a_gpu() -> None:
+    """Pids 11 and 12 are ranks; 13 shares their GPU, and 14 is no rank."""
+    gpu = RankGpu(GpuReading("0", processes=4), GpuCounters(), pids=(11, 12, 13, 14))
+    own = rank().uuid
+    processes = [
+        found.processes
+        for uuids in ({}, {11: own, 12: own}, {11: own, 12: "GPU-b", 13: "GPU-c"}, {0: "GPU-b", 11: "GPU-b"})
+        if (found := reading(rank(), None, None, gpu, uuids).gpu)
+    ]
+    assert processes == [4, 4, 2, 3]
+
+
 def test_values_that_include_children_are_unknown_while_there_are_too_many() -> None:
     process = RankProcess(SampleCache(METRICS, ("r", "3", "1000")))
     process.update(USAGE)

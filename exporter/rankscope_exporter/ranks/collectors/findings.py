@@ -237,9 +237,13 @@ class Findings:
     def _readings(self, scan: Scan, gpus: Mapping[str, RankGpu]) -> Mapping[Run, list[RankReading]]:
         aligned, processes = self._alignment.alignments(), self._processes.processes()
         found: dict[Run, list[RankReading]] = defaultdict(list)
+        uuids: dict[Run, dict[int, str]] = defaultdict(dict)
         for rank in scan.ranks:
-            one = reading(rank, aligned.get(rank.key), processes.get(rank.key), gpus.get(rank.uuid))
-            found[rank.key[0], rank.key[2]].append(replace(one, port_fault=self._network.fault))
+            uuids[rank.key[0], rank.key[2]][rank.snapshot.lock_pid] = rank.uuid
+        for rank in scan.ranks:
+            run = rank.key[0], rank.key[2]
+            one = reading(rank, aligned.get(rank.key), processes.get(rank.key), gpus.get(rank.uuid), uuids[run])
+            found[run].append(replace(one, port_fault=self._network.fault))
         return found
 
     def _values(self, unix: float) -> Mapping[Declaration, dict[tuple[str, ...], float]]:
