@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
-from testing.readings import Change, Training, Trial, Work, counting, drift, hang, spend
+from testing.readings import Change, Training, Trial, Work, counting, drift, spend
 
-from rankscope_exporter.diagnosis.readings import Ending, GpuCounters, RankReading
+from rankscope_exporter.diagnosis.readings import GpuCounters, RankReading
 
 pytestmark = pytest.mark.xfail(strict=True, reason="known and not mended")
 
@@ -61,17 +60,6 @@ def test_more_work_at_the_default_power_limit_is_not_throttling() -> None:
     trial = Trial(Training(8, adjust=capped)).trained(60, drift)
     verdict = trial.train(60, drift, spend("backward", 0.1, 1))
     assert [one.candidate.cause for one in verdict.findings] == ["backward"]
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_hang_names_the_rank_that_has_finished(ranks) -> None:
-    """It had fewer batches than the others."""
-    training = Training(ranks)
-    trial = Trial(training).trained(100)
-    training.adjust = lambda one: replace(one, ended=Ending("finished", 100.0)) if one.rank == 1 else one
-    _, finding = trial.find(hang("backward", 1), kinds=("hang",))
-    assert finding
-    assert finding.candidate.place.rank == 1
 
 
 def test_a_notebook_after_a_backward_pass_does_not_hang_in_its_start_up() -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.detectors.loss import Window, place
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import RunFacts
-from rankscope_exporter.diagnosis.findings import Candidate, Place
+from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
@@ -32,10 +32,9 @@ def detect(window: Window, _past: Past) -> Iterator[Candidate]:
     if not candidates:
         return
     first = min(candidates, key=_end)
-    where = Place(first.rank, first.group, first.node, first.gpu.index if first.gpu else "", first.uuid)
     evidence = {"living_ranks": float(len(living)), "steps": first.counters.steps}
     age = first.at - _end(first)
-    yield Candidate(KIND, 1.0, _reason(first), where, evidence, lasted=age, needed=SETTLE_SECONDS)
+    yield Candidate(KIND, 1.0, _reason(first), place(first), evidence, lasted=age, needed=SETTLE_SECONDS)
 
 
 def has_ended_together(run: RunFacts, ended: Sequence[RankReading], thresholds: Thresholds) -> bool:

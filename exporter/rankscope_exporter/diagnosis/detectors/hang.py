@@ -14,7 +14,8 @@ To be idle, it must have been so for half of that time. It is shown from the fir
 The finding names, in this order:
 
 1. A rank that others wait for, directly or through other ranks, and that waits for no rank itself. In a collective, a
-   rank waits for the ranks of its group that have issued fewer collectives (`diagnosis/waits.py`).
+   rank waits for the ranks of its group that have issued fewer collectives (`diagnosis/waits.py`). It may have finished
+   (cause `finished`), for example because it had fewer batches.
 2. A rank that is in no collective. With CUDA and NCCL the device waits, not the host: a rank whose host waits for the
    device, or is outside of all phases, counts as being in a collective.
 3. If all ranks are in a collective, the one without progress for the longest time (cause `inside_collective`).
@@ -34,6 +35,7 @@ from rankscope_exporter.diagnosis.detectors.loss import Window, place
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.diagnosis.waits import (
     Operation,
@@ -47,6 +49,7 @@ from rankscope_exporter.diagnosis.waits import (
 
 KIND = "hang"
 INSIDE = "inside_collective"
+FINISHED = "finished"
 Issued = Mapping[int, Mapping[str, float]]
 """The number of issued collectives by rank and group."""
 SHOWN_AFTER = 5.0  # seconds without progress; shown long before it is a finding
@@ -77,7 +80,11 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
 
 def _candidate(run: RunFacts, behind: dict[int, float], needed: float) -> Candidate:
     one, cause = _choose_rank(run, behind)
-    evidence = {"stalled": one.stalled, "behind": float(behind.get(one.rank, 0.0)), "ranks_behind": float(len(behind))}
+    evidence = {
+        "stalled": one.at - one.last_progress,
+        "behind": float(behind.get(one.rank, 0.0)),
+        "ranks_behind": float(len(behind)),
+    }
     return Candidate(KIND, 1.0, cause, place(one), evidence, lasted=run.stalled, needed=needed)
 
 
@@ -104,8 +111,8 @@ def _shown_after(run: RunFacts, past: Past, needed: float) -> float:
 
 
 def is_interactive(run: RunFacts) -> bool:
-    """Return whether the run is a single process outside of all named phases."""
-    return len(run.ranks) == 1 and run.ranks[0].now.phase == "other"
+    """Return whether the run is a single process outside of all named phases that waits for no other rank."""
+    return len(run.ranks) == 1 and run.ranks[0].now.phase == "other" and not ranks_behind(run)
 
 
 def stall_limit(run: RunFacts, past: Past, thresholds: Thresholds, *, has_evidence: bool) -> float:
@@ -129,7 +136,8 @@ def _planned_limit(pace: float | None, phase: str, thresholds: Thresholds) -> fl
 
 def ranks_behind(run: RunFacts) -> dict[int, float]:
     """Return the ranks that the others finally wait for, and how many collectives each is behind in one group."""
-    issued = with_unused_groups({one.rank: one.now.issued for one in run.ranks})
+    living = {one.rank: one.now.issued for one in run.ranks}
+    issued = with_unused_groups({one.rank: one.issued for one in _finished(run)} | living)
     # A rank outside of collectives may have one in flight. It does not wait for it if other ranks wait for the rank.
     late = _blocking_ranks(run, issued, _is_waiting) or _blocking_ranks(run, issued, lambda _: True)
     return {rank: count for rank in late if (count := collectives_behind(rank, issued)) > 0.0}
@@ -139,7 +147,7 @@ def _blocking_ranks(run: RunFacts, issued: Issued, is_waiting: Callable[[RankFac
     positions = [
         Position(one.rank, issued[one.rank], waits_in=_operation(one, issued) if is_waiting(one) else None)
         for one in run.ranks
-    ]
+    ] + [Position(one.rank, issued[one.rank]) for one in _finished(run)]
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, counts in issued.items():
         for group in counts:
@@ -163,13 +171,22 @@ def _is_in_collective_on_host(one: RankFacts) -> bool:
     return one.now.phase == WAIT or bool(one.now.collective)
 
 
-def _choose_rank(run: RunFacts, behind: dict[int, float]) -> tuple[RankFacts, str]:
+def _finished(run: RunFacts) -> Sequence[RankReading]:
+    """Return the ranks that have ended as they should, and in which no process has taken their place."""
+    living = {one.rank for one in run.ranks}
+    return [one for one in run.ended if one.ended and one.ended.reason == FINISHED and one.rank not in living]
+
+
+def _choose_rank(run: RunFacts, behind: dict[int, float]) -> tuple[RankReading, str]:
+    for ended in _finished(run):
+        if ended.rank in behind:
+            return ended, FINISHED
     candidates: Sequence[RankFacts] = [one for one in run.ranks if one.rank in behind]
     candidates = candidates or [one for one in run.ranks if not _is_in_a_collective(run, one)]
     if candidates:
         one = max(candidates, key=lambda one: one.stalled)
-        return one, one.now.phase
-    return max(run.ranks, key=lambda one: one.stalled), INSIDE
+        return one.now, one.now.phase
+    return max(run.ranks, key=lambda one: one.stalled).now, INSIDE
 
 
 def _is_in_a_collective(run: RunFacts, one: RankFacts) -> bool:

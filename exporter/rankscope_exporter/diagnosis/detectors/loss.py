@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
+from rankscope_exporter.diagnosis.facts import RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Place
+from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 Losses = Mapping[str, float]
@@ -33,9 +34,8 @@ class LossDetector(NamedTuple):
     """Returns the part that a healthy run has as well, from the newest part of the run; it is not counted as a loss."""
 
 
-def place(one: RankFacts) -> Place:
+def place(now: RankReading) -> Place:
     """Return the place of a rank."""
-    now = one.now
     return Place(now.rank, now.group, now.node, now.gpu.index if now.gpu else "", now.uuid)
 
 

@@ -40,7 +40,7 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
     evidence = {"straggler": window.lost.get("straggler", 0.0)}
     for one in ranks:
         if one.now.gpu and one.now.gpu.is_link_reduced:
-            return Candidate(KIND, ratio, "link", place(one), evidence)
+            return Candidate(KIND, ratio, "link", place(one.now), evidence)
     for one in ranks:
         if fault := one.now.port_fault:
             evidence[f"port_{fault.reason}"] = fault.value

@@ -54,7 +54,7 @@ def explain(window: Window, rank: int | None) -> Candidate | None:
         return None
     evidence = {"lag": one.lag, "wait": one.wait, "group_wait": fmean(other.wait for other in others)}
     evidence |= {"excess": excess[cause]} if cause in excess else _reason_evidence(one, cause)
-    return Candidate(KIND, one.lag, cause, place(one), evidence)
+    return Candidate(KIND, one.lag, cause, place(one.now), evidence)
 
 
 def mean_skew(run: RunFacts) -> float:

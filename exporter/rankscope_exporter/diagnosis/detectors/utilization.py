@@ -52,7 +52,7 @@ def detect_cpu(window: Window, _past: Past) -> Iterator[Candidate]:
             steps = {"steps_per_second": one.spent.steps / one.seconds}
             lasted = min(gpu.idle_seconds, _trained_seconds(one.now))
             yield Candidate(
-                CPU, 1.0, place=place(one), evidence=steps, lasted=lasted, needed=window.thresholds.cpu_only
+                CPU, 1.0, place=place(one.now), evidence=steps, lasted=lasted, needed=window.thresholds.cpu_only
             )
 
 

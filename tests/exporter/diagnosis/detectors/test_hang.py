@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from testing.readings import Adjust, Change, Training, Trial, hang, spend, window
+from testing.readings import RUN, Adjust, Change, Training, Trial, hang, spend, window
 
 from rankscope_exporter.diagnosis.detectors.hang import detect
 from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.findings import Candidate
-from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.diagnosis.readings import Ending, RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.diagnosis.words import sentence
 
 LIMITS = Thresholds()
 
@@ -196,3 +197,32 @@ def test_a_run_that_hangs_has_no_other_finding(loss) -> None:
 
 def test_long_steps_are_not_a_hang() -> None:
     assert hanging(spend("backward", 3.0, 1)) is None
+
+
+@pytest.mark.parametrize("phase", ["collective_wait", "other"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_hang_names_the_rank_that_has_finished(ranks, phase) -> None:
+    """It had fewer batches than the others. With CUDA, the others' host may be outside of all phases."""
+
+    def finished(one: RankReading) -> RankReading:
+        return replace(one, ended=Ending("finished", 110.0)) if one.rank == 1 else replace(one, phase=phase)
+
+    training = Training(ranks)
+    trial = Trial(training).trained(100)
+    training.adjust = finished
+    after, finding = trial.find(hang("backward", 1), kinds=("hang",))
+    assert finding
+    assert after <= 60.0
+    assert (finding.candidate.place.rank, finding.candidate.cause) == (1, "finished")
+    expected = "Run llm hangs: Rank 1 (node-a, GPU 1) has finished, and the other ranks wait for it"
+    assert sentence(RUN, finding.candidate) == expected
+
+
+def test_a_rank_that_works_on_after_the_others_have_finished_does_not_hang() -> None:
+    """It uploads the result."""
+    training = Training(2)
+    trial = Trial(training).trained(100)
+    training.adjust = lambda one: replace(
+        one, phase="other", ended=Ending("finished", 110.0) if one.rank == 1 else None, issued={"0-1": 400.0}
+    )
+    assert not trial.trained(400, hang("backward", 0, 1)).kinds()
