@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
+from rankscope_exporter.diagnosis import step_times
 from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, gpu_time, rotating, straggler
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import DEVICE, RunFacts
@@ -197,7 +198,8 @@ class LossFindings:
         limits, key = self._thresholds, candidate.key
         if candidate.kind != straggler.KIND:
             return candidate.cause == rotating.COLLECTOR and tier == limits.tiers[0]
-        if self._exceeds_chance(key, window.run) and not straggler.has_spikes(window.run, limits):
+        is_steady = not straggler.has_spikes(window.run, limits) or _makes_most_long_steps(key, window.run)
+        if is_steady and self._exceeds_chance(key, window.run):
             return False
         long = Tier(limits.loss / 2, limits.spike_seconds, limits.tiers[0].steps, 8, 0.1)
         span = self._parts.span(long)
@@ -209,7 +211,7 @@ class LossFindings:
         It is if it is steady, or even if all waiting is for steps that differ by chance.
         """
         first = self._thresholds.tiers[0]
-        ranks = next(len(members) for members in run.peers.values() if key[1] in {one.rank for one in members})
+        ranks = _peers(key, run)
         for steps in (first.steps, 2 * first.steps, 4 * first.steps):
             span = self._parts.span(first._replace(steps=steps))
             skew = span.mean(USUAL) if span else None
@@ -246,6 +248,19 @@ class LossFindings:
         """Add the restored findings of losses."""
         self._open |= {finding.candidate.key: finding for finding in findings if finding.kind in _DETECTORS}
         self._above |= dict.fromkeys(self._open, at)
+
+
+def _makes_most_long_steps(key: Key, run: RunFacts) -> bool:
+    """Return whether a rank is the last one of more long steps than by chance, if each is the last equally often."""
+    ranks, steps = _peers(key, run), step_times.long_steps(run)
+    by_chance = 1.0 / ranks
+    error = math.sqrt(by_chance * (1.0 - by_chance) / steps) if steps else math.inf
+    return straggler.share_of_blame(run, key[1]) > by_chance + CHANCE * error
+
+
+def _peers(key: Key, run: RunFacts) -> int:
+    """Return the number of ranks that do the same work as this one, with itself."""
+    return next(len(members) for members in run.peers.values() if key[1] in {one.rank for one in members})
 
 
 def _is_between_measured_steps(run: RunFacts) -> bool:

@@ -152,3 +152,32 @@ def test_the_lag_is_unknown_between_measured_steps() -> None:
         before = now
     assert {measured for measured, _ in lags} == {True, False}
     assert all((lag is not None) == measured for measured, found in lags for lag in found)
+
+
+@pytest.mark.parametrize("slow", [range(5), range(7)])
+def test_most_ranks_of_eight_do_not_slow_each_other_down_in_turn(slow) -> None:
+    trial = Trial(Training(8)).trained(60, drift)
+    assert "rotating_straggler" not in trial.trained(120, drift, spend("backward", 0.12, *slow)).kinds()
+
+
+@pytest.mark.parametrize(("every", "seconds"), [(3, 0.3), (5, 0.5), (10, 1.0)])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_rank_that_is_late_in_each_third_step_or_less_often_is_found(ranks, every, seconds) -> None:
+    """It logs or saves. These steps are two to six times as long as the others."""
+    trial = Trial(Training(ranks)).trained(60, drift)
+    after, finding = trial.find(drift, spend("backward", seconds, 1, every=every))
+    assert finding
+    assert (finding.kind, finding.candidate.place.rank) == ("straggler", 1)
+    assert after <= 90.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_that_are_late_in_few_steps_by_chance_are_no_stragglers(ranks, seed) -> None:
+    """Each rank is late in few steps, by times with a heavy tail (Pareto's distribution)."""
+    draw = random.Random(seed)
+
+    def late(_step: int, _rank: int, work: Work) -> None:
+        work["backward"] += 0.1 * draw.paretovariate(1.5) if draw.random() < 0.3 / ranks else 0.0
+
+    assert not Trial(Training(ranks)).trained(1200, late).opened()

@@ -29,15 +29,6 @@ def test_two_slow_ranks_of_three_are_found(faults) -> None:
     assert found(Training(3), *faults, within=120.0)
 
 
-def test_five_slow_ranks_of_eight_do_not_slow_each_other_down_in_turn() -> None:
-    assert "rotating_straggler" not in found(Training(8), spend("backward", 0.12, 0, 1, 2, 3, 4), within=120.0)
-
-
-def test_a_rank_that_is_late_in_every_third_step_is_found() -> None:
-    """The steps take 0.21 s or 0.51 s: none is four times as long as the median."""
-    assert found(Training(4), spend("backward", 0.3, 1, every=3), within=60.0)
-
-
 def test_uneven_work_with_moderately_long_steps_is_not_called_spikes() -> None:
     """Steps take 0.24 s or 0.51 s: 2.1 times the median. Uneven work alerts only beyond `uneven_allowance`."""
     draw = random.Random(1)

@@ -18,6 +18,7 @@ from statistics import NormalDist
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.detectors import data, straggler
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, whole_run
+from rankscope_exporter.diagnosis.facts import RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
@@ -27,6 +28,7 @@ USUAL = "uneven_steps"
 UNEVEN_WORK = "uneven_work"
 COLLECTOR = "gc"
 COLLECTOR_SHARE = 0.5
+MOST_LATE = 1.5
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
@@ -40,13 +42,22 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
     run, thresholds = window.run, window.thresholds
     ratio = straggler.mean_skew(run)
     late = data.late_phase(run)
-    if run.max_lag > thresholds.rotating * ratio:
+    if run.max_lag > thresholds.rotating * ratio or _are_most_late(run, ratio):
         return None
     if late == "data_wait" and data.measure(window).get(None, 0.0) > thresholds.loss + thresholds.allowance:
         return None
     collecting = sum(one.rate(one.spent.gc_seconds) or 0.0 for one in run.ranks)
     evidence = {"max_lag": run.max_lag, "gc": collecting}
     return Candidate(KIND, ratio, _cause(window, late, collecting, ratio), evidence=evidence)
+
+
+def _are_most_late(run: RunFacts, ratio: float) -> bool:
+    """Return whether most ranks are always late: then the others wait far longer than the mean wait for the last one.
+
+    If m of n ranks are equally late, it is (n - 1) / (n - m) times as long. If they are late in turn, all wait alike.
+    """
+    ranges = [max(waits) - min(waits) for members in run.peers.values() if (waits := [one.wait for one in members])]
+    return max(ranges, default=0.0) > MOST_LATE * ratio
 
 
 def _explain_usual(window: Window, rank: int | None) -> Candidate | None:

@@ -157,6 +157,14 @@ def _reason_evidence(one: RankFacts, cause: str) -> Mapping[str, float]:
     return {} if value is None else {name: value}
 
 
+def share_of_blame(run: RunFacts, rank: int | None) -> float:
+    """Return how much of its peers' wait in compared steps was for this rank, as a ratio."""
+    members = next(members for members in run.peers.values() if rank in {one.rank for one in members})
+    blame = {one.rank: sum(one.spent.aligned.blame.values()) for one in members}
+    total = sum(blame.values())
+    return blame[rank] / total if total and rank is not None else 0.0
+
+
 def has_spikes(run: RunFacts, thresholds: Thresholds) -> bool:
     """Return whether few steps are far longer than the rest. Then one rank may be late for a while by chance."""
     return p99_to_median(run) > thresholds.spike
