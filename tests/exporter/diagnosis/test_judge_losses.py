@@ -174,7 +174,7 @@ def test_a_rank_that_is_late_in_each_third_step_or_less_often_is_found(ranks, ev
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ranks_that_are_late_in_few_steps_by_chance_are_no_stragglers(ranks, seed) -> None:
-    """Each rank is late in few steps, by times with a heavy tail (Pareto's distribution)."""
+    """Ranks are late in few steps, by times with a heavy tail (Pareto's distribution)."""
     draw = random.Random(seed)
 
     def late(_step: int, _rank: int, work: Work) -> None:
