@@ -55,8 +55,8 @@ class Thresholds:
     spike: float = 4.0
     """The 99th percentile of the step time over its median. The histogram's bounds differ by up to 2.5 times."""
     spike_seconds: float = 300.0
-    """How long the same rank has to be the straggler if few steps are far longer than the rest, since it may be late for
-    a minute by chance. It need not if it is the last one of more of them than by chance."""
+    """How long the same rank has to be the straggler if few steps are far longer than the rest: it may be late for a
+    minute by chance. It need not if it is the last one of more of them than by chance."""
     network_allowance: float = 0.25
     """Exposed transfer that is not counted as a loss. Well-tuned large jobs have up to a quarter."""
     bubble_allowance: float = 0.4
