@@ -6,7 +6,8 @@ The lag is a ratio of the step, in steps without a planned phase. Peers do the s
 group and, in a pipeline, of the same stage. The cause is the phase in which the rank exceeds the mean of its peers
 most, if that is more than `cause` times the lag. For slow computation it is one of these reasons, if it is present:
 
-- `throttled`: its GPU is throttled, for longer or to a lower clock than the GPUs of its peers
+- `throttled`: its GPU is throttled, for longer or to a lower clock than the GPUs of its peers; at its default power
+  limit only if it has a lower clock while it is throttled, since more work makes that last longer
 - `foreign_process`: its GPU is shared with more processes that are not ranks than the GPU of a peer
 - `cpu_contention`: its training thread waits for CPU time, for more than `cause` times the lag
 - `aggregation`: rank 0 sends more bytes in collectives than its next peer, or its GPU is busier and uses more memory
@@ -26,7 +27,7 @@ from rankscope_exporter.diagnosis.detectors import data
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, place
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
-from rankscope_exporter.diagnosis.lost import throttling
+from rankscope_exporter.diagnosis.lost import avoidable_throttling, throttling
 from rankscope_exporter.diagnosis.step_times import p99_to_median
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
@@ -111,18 +112,38 @@ def _slow_device(
     run: RunFacts, one: RankFacts, others: Sequence[RankFacts], needed: float, thresholds: Thresholds
 ) -> str | None:
     """Return the first reason that is present."""
-    throttled, clock = throttling(one)
-    if throttled > thresholds.throttled:
-        peers = [throttling(other) for other in others]
-        least = min(ratio for ratio, _ in peers)
-        highest = max((clock for _, clock in peers if clock), default=0.0)
-        if throttled - least > thresholds.throttled or (clock or 1.0) < thresholds.throttled_clock * highest:
-            return "throttled"
+    if _is_throttled(one, others, thresholds):
+        return "throttled"
     if _foreign_processes(run, one) > min(_foreign_processes(run, other) for other in others):
         return "foreign_process"
     queues = [queue for each in run.ranks if (queue := each.rate(each.spent.process.run_queue)) is not None]
     own = one.rate(one.spent.process.run_queue)
     return "cpu_contention" if own is not None and own - fmean(queues) > needed else None
+
+
+def _is_throttled(one: RankFacts, others: Sequence[RankFacts], thresholds: Thresholds) -> bool:
+    """Return whether its GPU is throttled for longer or to a lower clock than the GPUs of its peers.
+
+    At its default power limit, it may be throttled for longer because it has more work.
+    """
+    throttled, clock = throttling(one)
+    if throttled <= thresholds.throttled:
+        return False
+    peers = [throttling(other) for other in others]
+    if avoidable_throttling(one)[0] > thresholds.throttled:
+        if throttled - min(ratio for ratio, _ in peers) > thresholds.throttled:
+            return True
+        own, highest = clock or 1.0, max((clock for _, clock in peers if clock), default=0.0)
+    else:
+        own, *clocks = (_clock_while_throttled(*each, thresholds) for each in ((throttled, clock), *peers))
+        highest = max(clocks)
+    return own < thresholds.throttled_clock * highest
+
+
+def _clock_while_throttled(throttled: float, clock: float | None, thresholds: Thresholds) -> float:
+    """Return the mean clock while a GPU is throttled, if it has its highest clock otherwise."""
+    clock = clock or 1.0
+    return 1.0 - (1.0 - clock) / throttled if throttled > thresholds.throttled else clock
 
 
 def _foreign_processes(run: RunFacts, one: RankFacts) -> int:

@@ -284,3 +284,24 @@ def test_ranks_are_compared_within_their_group_only() -> None:
     assert not found(window(training, spend("backward", SLOW, 2, 3)))
     training = Training(adjust=grouped)
     assert found(window(training, spend("backward", SLOW, 3))).keys() == {3}
+
+
+POWER_LIMITED = [((0.73, 0.73), "backward"), ((0.6, 0.73), "throttled"), ((0.6, None), "throttled")]
+"""The clocks of rank 1 and of the others while they compute, as a ratio; None if their power suffices."""
+
+
+@pytest.mark.parametrize(("clocks", "expected"), POWER_LIMITED)
+@pytest.mark.parametrize("seconds", [0.1, 0.3])
+def test_more_work_at_the_default_power_limit_is_not_throttling(clocks, expected, seconds) -> None:
+    """A GPU that waits needs less power."""
+
+    def limited(one: RankReading) -> RankReading:
+        clock = clocks[0] if one.rank == 1 else clocks[1]
+        waited = one.counters.phases.get("collective_wait", 0.0)
+        computed = sum(one.counters.phases.values()) - waited
+        throttled = {} if clock is None else {"sw_power_cap": computed}
+        return counting(one, gpu=GpuCounters(0.95 * one.at, throttled, (clock or 1.0) * computed + 0.95 * waited))
+
+    found = straggler.explain(window(Training(adjust=limited), spend("backward", seconds, 1)), 1)
+    assert found
+    assert found.cause == expected
