@@ -34,6 +34,7 @@ ALERTS = {
     "loss_scale_collapse": "RankscopeLossScaleCollapse",
 }
 """The alert about the same by kind of finding; a straggler has two."""
+KINDS = frozenset((*ALERTS, "straggler"))
 STRAGGLER, RANK_ZERO = "RankscopeRankLagging", "RankscopeRankZeroLagging"
 COMPARED = frozenset((STRAGGLER, RANK_ZERO, *ALERTS.values()))
 ONE_CAUSE = {
@@ -59,7 +60,7 @@ def findings(prometheus: Prometheus, since: float, until: float) -> list[tuple[d
     """
     series = prometheus.query(f"rankscope_finding_ratio[{round(until - since) + BEFORE}s] @ {until}")
     found = [(one["metric"], float(one["values"][0][0])) for one in series]
-    return sorted((one for one in found if one[1] > since and one[0]["kind"] in ALERTS), key=lambda item: item[1])
+    return sorted((one for one in found if one[1] > since and one[0]["kind"] in KINDS), key=lambda item: item[1])
 
 
 def scored(

@@ -7,7 +7,7 @@ from validation.gauntlet import report
 from validation.gauntlet.case import Target
 from validation.gauntlet.cases import all_cases
 from validation.gauntlet.score import Verdict
-from validation.gauntlet.shadow import differences, scored
+from validation.gauntlet.shadow import differences, findings, scored
 
 SLOW_LOADER = all_cases()["f03_slow_loader"]
 ONSET = 1000.0
@@ -81,3 +81,18 @@ def test_a_ledger_from_before_findings_were_recorded_has_no_comparison():
     line = a_line(verdict(LAGGING), verdict(LAGGING))
     del line["findings"]
     assert "findings" not in " ".join(report.body([line]))
+
+
+class Answers:
+    """A Prometheus with findings of these kinds since second 1005."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
+
+    def query(self, _query):
+        return [{"metric": {"kind": kind}, "values": [[1005, "0.3"], [1010, "0.3"]]} for kind in self.kinds]
+
+
+def test_findings_with_an_alert_are_compared() -> None:
+    found = findings(Answers("straggler", "data", "power_limited"), ONSET, ONSET + 20.0)
+    assert found == [({"kind": "straggler"}, 1005.0), ({"kind": "data"}, 1005.0)]
