@@ -113,7 +113,8 @@ class _Parts:
             of_aligned = (self._floor + self._skew) / self._aligned
         has_planned = self._host[:, PLANNED_NUMBERS].sum(axis=(1, 2)) > 0.0
         is_aligned = self._aligned > 0.0
-        return np.where(is_aligned, of_aligned, of_all), is_aligned[:, 0] | ~(has_planned | self._has_measured())
+        was_compared = self._has_measured() & (self._polls.compared[self._ends] > 0.0)
+        return np.where(is_aligned, of_aligned, of_all), is_aligned[:, 0] | ~(has_planned | was_compared)
 
     def losses(self) -> dict[Key, Array]:
         """Return the losses by detector and rank, and the references for them."""

@@ -220,8 +220,8 @@ def _is_comparable(members: Sequence[RankFacts]) -> bool:
     """Return whether the ranks waited for each other, and not for a rank in a planned phase."""
     if all(one.spent.aligned.seconds > 0.0 for one in members):
         return True
-    if any(one.now.counters.device_steps > 0 for one in members):
-        return False  # the host does not wait in collectives, and measured steps of different numbers differ by chance
+    if any(one.now.counters.device_steps > 0 and one.now.counters.aligned.steps > 0 for one in members):
+        return False  # between compared steps: the host does not wait in collectives
     return all(one.spent.steps > 0 and not one.planned_ratio for one in members)
 
 

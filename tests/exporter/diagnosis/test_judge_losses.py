@@ -143,6 +143,12 @@ def test_a_loss_is_found_within_a_dozen_measured_steps(level: int, change: Chang
     assert trial.kinds() == {kind}
 
 
+def test_a_straggler_is_found_on_the_device_if_no_step_can_be_compared() -> None:
+    """A rank counts its steps or collectives differently from the others."""
+    training = Training(4, clock="device", adjust=lambda one: counting(one, aligned=AlignedCounters()))
+    assert Trial(training).trained(60, drift).find(drift, SLOW)[0] <= 10.0
+
+
 def test_the_lag_is_unknown_between_measured_steps() -> None:
     *_, (_, before) = (training := FewMeasured(4, LONGEST_GAP)).train(60)
     lags = []

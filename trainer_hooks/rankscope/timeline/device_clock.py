@@ -51,9 +51,10 @@ OPEN_OP, OPEN_GROUP = INDEX["collective_op"], INDEX["collective_group"]
 # second. Because the step interval is a power of two, there may be 1.4 times as many marks, or as few.
 SECONDS_PER_MARK = 0.1
 # Seconds between two measured steps, even of steps with a hundred marks (FSDP): the exporter needs eight compared steps
-# to name a slow rank. 100 marks take 0.03% of the time. Steps with more than 300 marks have longer gaps.
-LONGEST_GAP = 3.0
-LEAST_SECONDS_PER_MARK = 0.01  # 0.1% of the time
+# to name a slow rank. 100 marks take 0.03% of the time. Steps with more than 300 marks have longer gaps, up to 10 s, so
+# that marks take 0.1% of the time, or more only if there are more than 1,000.
+USUAL_GAP, LONGEST_GAP = 3.0, 10.0
+LEAST_SECONDS_PER_MARK = 0.01
 MARKED_WAITS = 4  # waits for the device with marks of their own, per step
 MIN_LEVEL_CHANGE = 0.7  # difference between the wanted and the current level before the level changes
 MIN_SECONDS = 1e-6  # seconds between two steps, in case the clock stands still
@@ -223,7 +224,8 @@ class DeviceClock:
             step.is_whole = False  # it took as long as several, or minutes while a scaler's scale collapses
         before, ended = self._last
         self._last = number, now
-        gap = min(self._count * SECONDS_PER_MARK, max(LONGEST_GAP, self._count * LEAST_SECONDS_PER_MARK))
+        longest = min(max(USUAL_GAP, self._count * LEAST_SECONDS_PER_MARK), LONGEST_GAP)
+        gap = min(self._count * SECONDS_PER_MARK, longest)
         wanted = log2(max(1.0, gap * (number - before) / max(now - ended, MIN_SECONDS)))
         if abs(wanted - self._level) > MIN_LEVEL_CHANGE:
             self._level = min(round(wanted), MAX_LEVEL)

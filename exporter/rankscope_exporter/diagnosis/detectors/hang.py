@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.activity import INTERVAL
@@ -50,6 +51,7 @@ from rankscope_exporter.diagnosis.waits import (
 KIND = "hang"
 INSIDE = "inside_collective"
 FINISHED = "finished"
+GOES_ON = 60.0  # longest time for which ranks go on after a rank that they wait for has finished
 Issued = Mapping[int, Mapping[str, float]]
 """The number of issued collectives by rank and group."""
 SHOWN_AFTER = 5.0  # seconds without progress; shown long before it is a finding
@@ -172,9 +174,19 @@ def _is_in_collective_on_host(one: RankFacts) -> bool:
 
 
 def _finished(run: RunFacts) -> Sequence[RankReading]:
-    """Return the ranks that have ended as they should, and in which no process has taken their place."""
+    """Return the ranks that the others may wait for because they have ended as they should.
+
+    If the others went on for long after that, they do not wait for it: their group has become smaller, or the rank's
+    process trains on without the hook. Collectives of a rank that has issued none are unknown.
+    """
     living = {one.rank for one in run.ranks}
-    return [one for one in run.ended if one.ended and one.ended.reason == FINISHED and one.rank not in living]
+    progress = max((one.now.last_progress for one in run.ranks), default=inf)
+    return [
+        one
+        for one in run.ended
+        if one.ended and one.ended.reason == FINISHED and one.rank not in living and one.issued
+        if progress - one.ended.at < GOES_ON
+    ]
 
 
 def _choose_rank(run: RunFacts, behind: dict[int, float]) -> tuple[RankReading, str]:

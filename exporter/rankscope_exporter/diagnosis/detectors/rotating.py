@@ -42,7 +42,9 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
     run, thresholds = window.run, window.thresholds
     ratio = straggler.mean_skew(run)
     late = data.late_phase(run)
-    if run.max_lag > thresholds.rotating * ratio or _are_most_late(run, ratio):
+    if run.max_lag > thresholds.rotating * ratio:
+        return None
+    if late in (*phases.COMPUTING, straggler.UNKNOWN, "") and _are_most_late(run, ratio):
         return None
     if late == "data_wait" and data.measure(window).get(None, 0.0) > thresholds.loss + thresholds.allowance:
         return None

@@ -7,7 +7,7 @@ group and, in a pipeline, of the same stage. The cause is the phase in which the
 most, if that is more than `cause` times the lag. For slow computation it is one of these reasons, if it is present:
 
 - `throttled`: its GPU is throttled, for longer or to a lower clock than the GPUs of its peers; at its default power
-  limit only if it has a lower clock while it is throttled, since more work makes that last longer
+  limit only if those of its peers are not throttled, since more work makes that last longer
 - `foreign_process`: its GPU is shared with more processes that are not ranks than the GPU of a peer
 - `cpu_contention`: its training thread waits for CPU time, for more than `cause` times the lag
 - `aggregation`: rank 0 sends more bytes in collectives than its next peer, or its GPU is busier and uses more memory
@@ -34,6 +34,8 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 KIND = "straggler"
 UNKNOWN = "unknown"
 SLOW_DEVICE = (*phases.COMPUTING, "device_wait", UNKNOWN)
+RARELY_THROTTLED = 0.05
+"""Ratio of the time up to which a GPU is not limited by its default power limit."""
 NOT_AGGREGATION = ("data_wait", "h2d_copy", *phases.PLANNED)
 
 
@@ -124,26 +126,16 @@ def _slow_device(
 def _is_throttled(one: RankFacts, others: Sequence[RankFacts], thresholds: Thresholds) -> bool:
     """Return whether its GPU is throttled for longer or to a lower clock than the GPUs of its peers.
 
-    At its default power limit, it may be throttled for longer because it has more work.
+    If all need more power than their default limit, more work makes it last longer, and lowers the mean clock.
     """
     throttled, clock = throttling(one)
-    if throttled <= thresholds.throttled:
-        return False
     peers = [throttling(other) for other in others]
-    if avoidable_throttling(one)[0] > thresholds.throttled:
-        if throttled - min(ratio for ratio, _ in peers) > thresholds.throttled:
-            return True
-        own, highest = clock or 1.0, max((clock for _, clock in peers if clock), default=0.0)
-    else:
-        own, *clocks = (_clock_while_throttled(*each, thresholds) for each in ((throttled, clock), *peers))
-        highest = max(clocks)
-    return own < thresholds.throttled_clock * highest
-
-
-def _clock_while_throttled(throttled: float, clock: float | None, thresholds: Thresholds) -> float:
-    """Return the mean clock while a GPU is throttled, if it has its highest clock otherwise."""
-    clock = clock or 1.0
-    return 1.0 - (1.0 - clock) / throttled if throttled > thresholds.throttled else clock
+    if avoidable_throttling(one)[0] <= thresholds.throttled and max(ratio for ratio, _ in peers) > RARELY_THROTTLED:
+        return False
+    if throttled - min(ratio for ratio, _ in peers) > thresholds.throttled:
+        return True
+    highest = max((clock for _, clock in peers if clock), default=0.0)
+    return throttled > thresholds.throttled and (clock or 1.0) < thresholds.throttled_clock * highest
 
 
 def _foreign_processes(run: RunFacts, one: RankFacts) -> int:

@@ -226,3 +226,17 @@ def test_a_rank_that_works_on_after_the_others_have_finished_does_not_hang() -> 
         one, phase="other", ended=Ending("finished", 110.0) if one.rank == 1 else None, issued={"0-1": 400.0}
     )
     assert not trial.trained(400, hang("backward", 0, 1)).kinds()
+
+
+@pytest.mark.parametrize("issued", [{"0-3": 200.0}, {}])
+def test_a_hang_does_not_name_a_rank_that_left_long_before(issued) -> None:
+    """Rank 1 calls `uninstrument` and trains on; rank 2 hangs later."""
+
+    def left(one: RankReading) -> RankReading:
+        is_left = one.rank == 1 and one.at > 50.0
+        return replace(one, ended=Ending("finished", 50.0 if issued else 115.0), issued=issued) if is_left else one
+
+    trial = Trial(Training(4, adjust=left)).trained(115)
+    _, finding = trial.find(hang("backward", 2), kinds=("hang",))
+    assert finding
+    assert (finding.candidate.place.rank, finding.candidate.cause) == (2, "backward")
