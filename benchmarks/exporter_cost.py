@@ -29,8 +29,8 @@ from rankscope_exporter.simulation.timeline import SimulatedProcess, State, Time
 
 GPUS = 8
 WARM_UP = 200  # scrapes
-TIMED = 2000  # scrapes
-PAUSE = 0.005  # seconds between them
+TIMED = 500  # scrapes
+PAUSE = 0.05  # seconds between them; the exporter makes a page each 0.02 s at most
 
 
 def all_busy(pids: Sequence[int]) -> Scenario:

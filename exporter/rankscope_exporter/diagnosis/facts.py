@@ -115,6 +115,10 @@ class RunFacts:
         """The living ranks by the peers that they are compared with."""
         return _by_peers(self.ranks)
 
+    def peers_of(self, rank: int | None) -> Sequence[RankFacts]:
+        """Return a living rank's peers, with itself. Raise StopIteration if there is no such rank."""
+        return next(members for members in self.peers.values() if rank in {one.rank for one in members})
+
     @cached_property
     def ranks_by_gpu(self) -> Mapping[str, int]:
         """The number of living ranks by the UUID of their GPU."""

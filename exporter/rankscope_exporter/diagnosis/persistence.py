@@ -211,7 +211,7 @@ class LossFindings:
         It is if it is steady, or even if all waiting is for steps that differ by chance.
         """
         first = self._thresholds.tiers[0]
-        ranks = _peers(key, run)
+        ranks = len(run.peers_of(key[1]))
         for steps in (first.steps, 2 * first.steps, 4 * first.steps):
             span = self._parts.span(first._replace(steps=steps))
             skew = span.mean(USUAL) if span else None
@@ -252,15 +252,10 @@ class LossFindings:
 
 def _makes_most_long_steps(key: Key, run: RunFacts) -> bool:
     """Return whether a rank is the last one of more long steps than by chance, if each is the last equally often."""
-    ranks, steps = _peers(key, run), step_times.long_steps(run)
+    ranks, steps = len(run.peers_of(key[1])), step_times.long_steps(run)
     by_chance = 1.0 / ranks
     error = math.sqrt(by_chance * (1.0 - by_chance) / steps) if steps else math.inf
     return straggler.share_of_blame(run, key[1]) > by_chance + CHANCE * error
-
-
-def _peers(key: Key, run: RunFacts) -> int:
-    """Return the number of ranks that do the same work as this one, with itself."""
-    return next(len(members) for members in run.peers.values() if key[1] in {one.rank for one in members})
 
 
 def _is_between_measured_steps(run: RunFacts) -> bool:

@@ -172,8 +172,7 @@ def _reason_evidence(one: RankFacts, cause: str) -> Mapping[str, float]:
 
 def share_of_blame(run: RunFacts, rank: int | None) -> float:
     """Return how much of its peers' wait in compared steps was for this rank, as a ratio."""
-    members = next(members for members in run.peers.values() if rank in {one.rank for one in members})
-    blame = {one.rank: sum(one.spent.aligned.blame.values()) for one in members}
+    blame = {one.rank: sum(one.spent.aligned.blame.values()) for one in run.peers_of(rank)}
     total = sum(blame.values())
     return blame[rank] / total if total and rank is not None else 0.0
 
