@@ -220,7 +220,8 @@ class RunJudge:
             if candidate.key not in self._states.open:
                 lacks = "explained" if explanation(candidate, found) else candidate.lacks
                 yield Pending(candidate, lacks, candidate.needed - self._states.lasted(candidate, at))
-        if is_interactive(window.run) and window.run.stalled > self._thresholds.stuck_floor:
+        is_hanging = any(candidate.kind == "hang" for candidate in states)
+        if is_interactive(window.run) and window.run.stalled > self._thresholds.stuck_floor and not is_hanging:
             yield Pending(Candidate("hang", 1.0, "other"), "interactive")
 
     def _pending_stragglers(self, window: Window, found: Sequence[Candidate]) -> Iterator[Pending]:

@@ -72,9 +72,11 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
             yield replace(_candidate(run, waited_for, needed), lacks=lacks)
         return
     limits = [stall_limit(run, past, window.thresholds, has_evidence=known) for known in (False, True)]
-    if not run.ranks or run.stalled < _shown_after(run, past, min(limits)) or is_interactive(run):
+    if not run.ranks or run.stalled < _shown_after(run, past, min(limits)):
         return
     behind = ranks_behind(run)
+    if is_interactive(run) and not behind:
+        return
     needed = limits[bool(behind)]
     if run.stalled >= _shown_after(run, past, needed):
         yield _candidate(run, behind, needed)
@@ -113,8 +115,8 @@ def _shown_after(run: RunFacts, past: Past, needed: float) -> float:
 
 
 def is_interactive(run: RunFacts) -> bool:
-    """Return whether the run is a single process outside of all named phases that waits for no other rank."""
-    return len(run.ranks) == 1 and run.ranks[0].now.phase == "other" and not ranks_behind(run)
+    """Return whether the run is a single process outside of all named phases."""
+    return len(run.ranks) == 1 and run.ranks[0].now.phase == "other"
 
 
 def stall_limit(run: RunFacts, past: Past, thresholds: Thresholds, *, has_evidence: bool) -> float:
