@@ -62,7 +62,8 @@ above the tier's limit, and few of the span's parts are below half of it (at mos
 
 `steps` and `parts` are minimums. Steps in a planned phase (start-up, checkpoint, evaluation) do not count. A finding
 ends when the loss has been below {release} of {loss} for {release_seconds} s. Cause and place are fixed when it starts;
-the severity becomes critical at most once, when the loss exceeds {severe}.
+the severity becomes critical at most once, when the loss exceeds {severe}. If another phase causes the loss and the
+first one explains too little of it, another finding replaces it.
 
 `launch` and `device_reads` show only in steps that are measured on the GPU: of short steps one every second or two, of
 steps with hundreds of phases one every ten seconds. Only parts with such a step count for their tiers.

@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Finding:
-    """A candidate that has lasted. Cause and place are fixed when it opens."""
+    """A candidate that has lasted. Cause and place are fixed when it opens: another cause is another finding."""
 
     candidate: Candidate
     since: float

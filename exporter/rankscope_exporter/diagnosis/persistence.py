@@ -240,9 +240,20 @@ class LossFindings:
             is_critical = finding.is_critical or mean > limits.severe
             evidence = dict(finding.candidate.evidence)
             if _is_alive(key, window) and (newest := _DETECTORS[key[0]].explain(window, key[1])):
+                if straggler.is_contradicted(finding.candidate, newest, window):
+                    self._begin_again(at, newest, mean)
+                    return
                 evidence |= {name: value for name, value in newest.evidence.items() if name in evidence}
             candidate = replace(finding.candidate, ratio=mean, evidence=evidence)
             self._open[key] = replace(finding, candidate=candidate, is_critical=is_critical)
+
+    def _begin_again(self, at: float, newest: Candidate, mean: float) -> None:
+        """Replace an open finding by one with another cause: its own fault is over, and another one goes on."""
+        limits, key, shortest = self._thresholds, newest.key, self.shortest
+        assert shortest is not None
+        began = shortest.onset(key, limits.tiers[0].limit / 2)
+        is_critical = mean > limits.severe
+        self._open[key] = Finding(replace(newest, ratio=mean), began, at, is_critical, self._open[key].baseline)
 
     def restore(self, findings: Sequence[Finding], at: float) -> None:
         """Add the restored findings of losses."""

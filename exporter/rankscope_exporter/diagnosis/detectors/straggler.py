@@ -37,6 +37,8 @@ SLOW_DEVICE = (*phases.COMPUTING, "device_wait", UNKNOWN)
 RARELY_THROTTLED = 0.05
 """Ratio of the time up to which a GPU is not limited by its default power limit."""
 NOT_AGGREGATION = ("data_wait", "h2d_copy", *phases.PLANNED)
+GONE = 0.1
+"""Ratio of the lag up to which one computing phase explains nothing of it, if another one does."""
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
@@ -168,6 +170,24 @@ def _reason_evidence(one: RankFacts, cause: str) -> Mapping[str, float]:
     }
     name, value = known.get(cause, ("clock", clock))
     return {} if value is None else {name: value}
+
+
+def is_contradicted(candidate: Candidate, newest: Candidate, window: Window) -> bool:
+    """Return whether a rank's lag has another cause now, and its first cause explains too little of it.
+
+    A reason for slow computation is not contradicted by slow computation without it: it may come and go.
+    """
+    before, now = candidate.cause, newest.cause
+    if candidate.kind != KIND or now in (before, UNKNOWN) or before == UNKNOWN:
+        return False
+    one = next(one for one in window.run.ranks if one.rank == candidate.place.rank)
+    excess = excesses(one, [other for other in window.run.peers[one.peers] if other is not one])
+    needed = window.thresholds.cause
+    if before in excess:
+        needed = GONE if before in SLOW_DEVICE and now in SLOW_DEVICE else needed
+        return excess[before] <= needed * newest.ratio
+    of_reason = excess.keys() - NOT_AGGREGATION if before == "aggregation" else excess.keys() & SLOW_DEVICE
+    return sum(excess[phase] for phase in of_reason) <= needed * newest.ratio
 
 
 def share_of_blame(run: RunFacts, rank: int | None) -> float:

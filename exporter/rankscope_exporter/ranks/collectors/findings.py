@@ -52,7 +52,8 @@ FINDING = Declaration(
     "gauge",
     "rankscope_finding_ratio",
     "Current loss of a run as a ratio of its GPU time (for a straggler, of the step; 1 if the run makes no progress). "
-    "`cause` and place are fixed when it begins; `severity` rises at most once.",
+    "`cause` and place are fixed when it begins; `severity` rises at most once. A fault with another cause is another "
+    "finding.",
     FINDING_LABELS,
 )
 SINCE = Declaration(
