@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 
@@ -100,3 +101,51 @@ def test_an_environment_variable_may_name_the_server(
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_URL", f"http://{server.address}")
     assert complaint(capsys).startswith(f"http://{server.address} has no run")
+
+
+@pytest.fixture
+def proxy(another_server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Return the server to which the environment sends requests."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://{another_server.address}")
+    return another_server
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost", "rankscope.localhost", "localhost.", "127.0.0.1", "127.9.8.7"]
+)
+def test_this_machine_is_not_asked_through_a_proxy(
+    capsys: pytest.CaptureFixture[str], server: Server, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = socket.create_connection
+    address = ("127.0.0.1", int(server.address.rpartition(":")[2]))
+    monkeypatch.setattr(socket, "create_connection", lambda _, *options, **more: connect(address, *options, **more))
+    complaint(capsys, "--url", f"http://{host}:{address[1]}")
+    assert {path for path, _ in server.asked} == {"/api/v1/query"}  # a proxy is asked for a whole URL
+
+
+def test_the_ipv6_loopback_is_not_asked_through_a_proxy(
+    capsys: pytest.CaptureFixture[str], proxy: Server, free_port: int
+) -> None:
+    assert complaint(capsys, "--url", f"http://[::1]:{free_port}").startswith("cannot reach http://[::1]")
+    assert proxy.asked == []
+
+
+def test_a_redirect_to_this_machine_does_not_go_through_a_proxy(
+    capsys: pytest.CaptureFixture[str], server: Server, proxy: Server
+) -> None:
+    proxy.answer = answers(b"", 302, Location=f"http://{server.address}/api/v1/query")
+    assert complaint(capsys, "--url", "http://prometheus.example").startswith("http://prometheus.example has no run")
+    assert server.asked
+
+
+@pytest.mark.parametrize(
+    "host", ["prometheus.example", "localhost.example", "10.0.0.1", "127.example", "[2001:db8::1]"]
+)
+def test_another_machine_is_asked_through_the_proxy(
+    capsys: pytest.CaptureFixture[str], proxy: Server, host: str
+) -> None:
+    assert complaint(capsys, "--url", f"http://{host}:9090").startswith(f"http://{host}:9090 has no run")
+    assert proxy.asked

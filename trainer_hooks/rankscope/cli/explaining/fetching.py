@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import queue
 import threading
 import urllib.error
@@ -71,13 +72,23 @@ def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
 
 def _opened(request: urllib.request.Request) -> HTTPResponse:
     """Open the URL and return the answer of any status. The default opener would also open file:, ftp: and data:."""
+    proxies = {} if _is_loopback(request.host) else None  # None: those of the environment
     opener = urllib.request.OpenerDirector()
-    for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
+    for handler in (urllib.request.ProxyHandler(proxies), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
         opener.add_handler(handler)
     answer = opener.open(request, timeout=ANSWERS_WITHIN)
     if not isinstance(answer, HTTPResponse):
         raise FetchError("neither http nor https")
     return answer
+
+
+def _is_loopback(netloc: str) -> bool:
+    """Return whether the host is this machine, which a proxy cannot reach."""
+    host = (urllib.parse.urlsplit(f"//{netloc}").hostname or "").rstrip(".")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _body(answer: HTTPResponse) -> bytes:
