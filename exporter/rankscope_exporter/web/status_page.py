@@ -46,8 +46,8 @@ def render_status(families: Sequence[Metric], reporter: Reporter | None = None, 
 <meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}</style>
 <noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript></head>
 <body>{_main(values, node, gpus, error)}
-<nav><a href="/metrics">/metrics</a><a href="/api/v1/runs">/api/v1/runs</a><a href="/-/healthy">/-/healthy</a>\
-<a href="/-/ready">/-/ready</a></nav>
+<nav><a href="metrics">/metrics</a><a href="api/v1/runs">/api/v1/runs</a><a href="-/healthy">/-/healthy</a>\
+<a href="-/ready">/-/ready</a></nav>
 <script>{SCRIPT}</script></body></html>"""
 
 

@@ -9,11 +9,14 @@ import itertools
 import re
 import threading
 from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.core import Metric
 from testing.families import family
+from testing.judged_job import JudgedJob
 
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.gpu.sampler import ReleaseError
@@ -144,6 +147,16 @@ def test_the_content_security_policy_allows_only_the_pages_script_and_this_expor
     assert "default-src 'none'" in policy
     assert "connect-src 'self'" in policy
     assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?:https?:)?//""", answer.text)
+
+
+@pytest.mark.parametrize("base", ["/", "/gpu01/", "/a/proxy/gpu01/"])
+def test_every_link_of_the_status_page_works_behind_a_proxy_that_strips_a_prefix(run_dir: Path, base: str) -> None:
+    app = create_app(Scrape([Node()]), Gpus(), JudgedJob(run_dir).trained(12).reporter())
+    client = TestClient(app)
+    links = re.findall(r"""(?:href|src|action)=["']?([^"'> ]+)""", client.get("/").text)
+    targets = {urljoin(base, link) for link in links if not urlsplit(link).netloc}
+    assert {f"{base}{page}" for page in ("metrics", "api/v1/runs", "-/healthy", "-/ready")} <= targets
+    assert {client.get(target.removeprefix(base.rstrip("/"))).status_code for target in targets} == {200}
 
 
 def test_requests_during_a_rendering_share_the_next_page() -> None:
