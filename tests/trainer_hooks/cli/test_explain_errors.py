@@ -113,6 +113,7 @@ def proxy(another_server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     return another_server
 
 
+@pytest.mark.usefixtures("proxy")
 @pytest.mark.parametrize(
     "host", ["localhost", "LocalHost", "rankscope.localhost", "localhost.", "127.0.0.1", "127.9.8.7"]
 )

@@ -72,7 +72,7 @@ def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
 
 def _opened(request: urllib.request.Request) -> HTTPResponse:
     """Open the URL and return the answer of any status. The default opener would also open file:, ftp: and data:."""
-    proxies = {} if _is_loopback(request.host) else None  # None: those of the environment
+    proxies: dict[str, str] | None = {} if _is_loopback(request.host) else None  # None: those of the environment
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.ProxyHandler(proxies), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
         opener.add_handler(handler)
