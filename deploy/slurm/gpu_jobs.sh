@@ -59,10 +59,16 @@ files() {
         -exec grep -a -l -x -e "$SLURM_JOB_ID" -e "$SLURM_JOB_ID .*" -- {} + | sed 's:.*/::'
 }
 
-# Write to a temporary file first, so that no reader sees half of the content.
+# Write to a temporary file first, so that no reader sees half of the content. On a full disk the old file stays.
 keep() {
-    "$1" "$2" >"$DIR/.$2.new"
-    if [ -s "$DIR/.$2.new" ]; then mv -f "$DIR/.$2.new" "$DIR/$2"; else rm -f "$DIR/.$2.new" "$DIR/$2"; fi
+    content=$("$1" "$2")
+    if [ -z "$content" ]; then
+        rm -f "$DIR/$2"
+    elif printf '%s\n' "$content" >"$DIR/.$2.new"; then
+        mv -f "$DIR/.$2.new" "$DIR/$2"
+    else
+        rm -f "$DIR/.$2.new"
+    fi
 }
 
 case "$SLURM_JOB_ID" in '' | *[!0-9_+]*) exit 0 ;; esac

@@ -119,3 +119,17 @@ def test_no_other_user_can_open_the_lock_to_block_a_prolog(slurmd: Slurmd, mode_
     slurmd.runs("prolog", ID="7", USER="alice", GPUS="0")
     assert stat.S_IMODE((slurmd.directory / ".lock").stat().st_mode) == 0o600
     assert stat.S_IMODE((slurmd.directory / "0").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+@pytest.mark.parametrize(("context", "job"), [("prolog", "77"), ("prolog", "7"), ("epilog", "8")])
+def test_a_full_disk_removes_no_job(tmp_path: Path, shell: str, context: str, job: str) -> None:
+    slurmd = Slurmd(tmp_path / "rankscope-slurm", shell)
+    for earlier in ("8", "7"):
+        slurmd.runs("prolog", ID=earlier, GPUS="0")
+    before = slurmd.jobs
+    (slurmd.directory / ".0.new").symlink_to("/dev/full")
+    slurmd.runs(context, ID=job, is_full=True, GPUS="0")
+    assert slurmd.jobs == before
+    slurmd.runs("epilog", ID="7", GPUS="0")  # control: there is space again
+    assert slurmd.jobs == {"0": [("8", "", "")]}
