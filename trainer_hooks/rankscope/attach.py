@@ -64,7 +64,7 @@ class Attachment:
         self.timeline.steps.polls.append(self._guard("settings")(self._settings.poll))
         self.timeline.steps.polls.append(self._poll_announcer)
         self.timeline.steps.polls.append(self._poll_trackers)
-        self.timeline.steps.polls.append(self._ending.forget_failure)
+        self.timeline.steps.polls.append(self._guard("ending")(self._ending.poll))
         keep_descriptors = self._guard("descriptors")(self._keep_descriptors)
         self.timeline.steps.polls.append(keep_descriptors)
         self._undo.extend(descriptors.watch(keep_descriptors))

@@ -319,6 +319,51 @@ def test_the_jobs_own_handler_still_handles_sigterm(run_dir: Path, after: str) -
     assert record_in(run_dir).exit_reason == "finished"
 
 
+SURVIVES = """
+from rankscope.process import ending as module
+from rankscope.timeline import steps
+module.SIGTERM_GRACE, steps.POLL_INTERVAL = 0.3, 0.0
+timeline.steps.polls.append(ending.poll)
+
+def train(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        timeline.step()
+        time.sleep(0.01)
+
+def stop():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+"""
+IGNORED, HANDLED = "signal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal.signal(signal.SIGTERM, lambda *_: None)"
+SURVIVED = {
+    "an exception": (HANDLED, "stop(); train(0.5); 1 / 0", "exception"),
+    "an exception, the signal ignored": (IGNORED, "stop(); train(0.5); 1 / 0", "exception"),
+    "a clean end": (HANDLED, "stop(); train(0.5)", "finished"),
+    "SIGKILL": (HANDLED, "stop(); train(0.5); os.kill(os.getpid(), 9)", "killed"),
+    "a second SIGTERM": (HANDLED, "stop(); train(0.5); stop(); train(0.1); 1 / 0", "sigterm"),
+    "a second SIGTERM before the first is survived": (
+        HANDLED,
+        "stop(); train(0.2); stop(); train(0.2); 1 / 0",
+        "sigterm",
+    ),
+    "a second SIGTERM that is survived": (HANDLED, "stop(); train(0.1); stop(); train(0.5); 1 / 0", "exception"),
+    "a few steps": (HANDLED, "stop(); train(0.1); 1 / 0", "sigterm"),
+    "SIGKILL after the grace period of a blocked rank": (
+        IGNORED,
+        "stop(); time.sleep(0.5); os.kill(os.getpid(), 9)",
+        "sigterm",
+    ),
+    "the last step and a long checkpoint": (HANDLED, "stop(); timeline.step(); time.sleep(0.5); 1 / 0", "sigterm"),
+}
+
+
+@pytest.mark.parametrize("name", SURVIVED)
+def test_a_rank_that_trains_long_after_sigterm_was_not_stopped_by_it(run_dir: Path, name: str) -> None:
+    handler, code, reason = SURVIVED[name]
+    assert end_of(run_dir, code, rank=f"import signal\n{handler}\n{WITHOUT_TORCH}{SURVIVES}")[0] == reason
+
+
 def test_a_forked_child_does_not_change_the_end_of_its_parents_record(run_dir: Path) -> None:
     forked = """
 child = os.fork()

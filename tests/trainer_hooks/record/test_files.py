@@ -201,3 +201,12 @@ def test_a_rank_whose_incomplete_record_is_removed_takes_another_name(
     _, path = publish(run_dir)
     assert path != run_dir / "r.0.rank"
     assert read_rank(path).info == rank_info()
+
+
+def test_the_last_words_of_a_record_are_not_those_of_the_next_one(run_dir: Path) -> None:
+    writer, path = publish(run_dir)
+    os.write(writer.fileno(), b"File")
+    assert read_rank(path).exit_reason == "sigterm"
+    writer.detach()
+    writer.publish(run_dir, "r.1", rank_info())
+    assert read_rank(run_dir / "r.1.rank").exit_reason == "killed"

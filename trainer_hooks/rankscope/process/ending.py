@@ -2,7 +2,8 @@
 
 The process itself notes a clean exit, an uncaught exception, Ctrl-C, and the status of `os._exit` and `sys.exit`.
 faulthandler notes SIGTERM (a planned stop), even while the process is blocked in a C call, and then calls the previous
-handler. A process that ends without any of these was killed; the reader concludes that from the released lock.
+handler. A rank that still trains long after that was not stopped, so the note is erased. A process that ends without
+any of these was killed; the reader concludes that from the released lock.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 
 FILE_CLOCK_LAG = 0.1  # seconds; a file's time is that of the kernel's last tick
+SIGTERM_GRACE = 35.0  # seconds; Slurm, Kubernetes and torchrun kill 30 s after SIGTERM, and take a moment for it
 SIGNALS = 128  # a shell's exit status above this names the signal that ended a program
 
 
@@ -48,6 +50,7 @@ class Ending:
         self._finalizer: multiprocessing.util.Finalize | None = None
         self._sigterm_before: object = None
         self._watches_sigterm = False
+        self._noted_sigterm = (0, 0.0)  # the end of the last words, and when a step first ended with them
 
     def watch(self) -> None:
         """Start to watch for a clean exit and an uncaught exception."""
@@ -80,6 +83,16 @@ class Ending:
             faulthandler.register(signal.SIGTERM, file=self._writer.fileno(), all_threads=False, chain=True)
         elif self._watches_sigterm:
             self._forget_sigterm()
+
+    def poll(self) -> None:
+        """Forget, at the end of a step, what the process has survived by training on: a caught exit, a SIGTERM."""
+        self.forget_failure()
+        end, (noted_end, since), now = self._writer.last_words_end(), self._noted_sigterm, time.monotonic()
+        if end != noted_end:
+            self._noted_sigterm = (end, now)
+        elif end and now - since > SIGTERM_GRACE:
+            self._noted_sigterm = (0, 0.0)
+            self._writer.forget_last_words()
 
     def _watch_handlers(self, original: Callable[..., object]) -> Callable[..., object]:
         """Wrap `signal.signal`: a job that restores the default handler of SIGTERM also removes the hook's."""

@@ -139,6 +139,16 @@ class RankWriter:
         """Return the record's descriptor, positioned at the last words; -1 while it has none."""
         return self._descriptor.number if self._descriptor and self._descriptor.is_ours else -1
 
+    def last_words_end(self) -> int:
+        """Return the offset of the end of the last words; 0 if there are none, or if the descriptor is lost."""
+        has_words = self._memory[layout.LAST_WORDS_OFFSET] and self.fileno() >= 0
+        return os.lseek(self.fileno(), 0, os.SEEK_CUR) if has_words else 0
+
+    def forget_last_words(self) -> None:
+        """Erase the last words, so that later ones are the first."""
+        os.lseek(self.fileno(), layout.LAST_WORDS_OFFSET, os.SEEK_SET)
+        self._memory[layout.LAST_WORDS_OFFSET] = 0
+
     def renew(self) -> bool:
         """Lock the record again, and reopen it if the job has closed its descriptor.
 
@@ -176,6 +186,7 @@ class RankWriter:
             self._descriptor.close()  # does not release the parent's lock: locks belong to a process
         self.path = self._descriptor = None
         self._use(memoryview(bytearray(self._memory)))
+        self._memory[layout.LAST_WORDS_OFFSET] = 0  # they are not of the process or rank that continues
 
     def _use(self, view: memoryview[int]) -> None:
         self._memory = view
