@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import sys
+import types
+from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
@@ -100,3 +103,60 @@ def test_the_backend_in_use_is_named_for_every_kind_of_group(name: str | None) -
     finally:
         leave()
     assert identity.backend() == ""
+
+
+class StoreInPython(dist.Store):
+    """A store without compare_set. No reference to it is kept, so that its methods are gone after the group is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = dist.HashStore()
+
+    def set(self, key: str, value: str) -> None:
+        self.store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self.store.get(key)
+
+    def wait(self, keys: list[str], *timeout: object) -> None:
+        self.store.wait(keys, *timeout)
+
+
+class FailingStore(StoreInPython):
+    """A store whose compare_set fails."""
+
+    def compare_set(self, *_arguments: str) -> bytes:
+        raise ConnectionError
+
+
+@pytest.fixture(params=[StoreInPython, FailingStore])
+def group_with_python_store(request: pytest.FixtureRequest) -> Iterator[None]:
+    store = request.param()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    if request.param is StoreInPython:
+        del store
+    yield
+    leave()
+
+
+@pytest.mark.usefixtures("group_with_python_store")
+def test_a_store_in_python_costs_at_most_the_agreed_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert identity.run_name("known") == "known"
+    assert identity.run_name() not in ("", identity.run_name())
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert identity.run_name() == identity.run_name()
+
+
+@pytest.mark.usefixtures("group_with_python_store")
+def test_spawned_ranks_share_a_name_without_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned = types.SimpleNamespace(parent_process=object)
+    monkeypatch.setitem(sys.modules, "multiprocessing.process", spawned)
+    assert identity.run_name() == identity.run_name()
+
+
+def test_ranks_agree_on_a_name_in_torchs_store() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert identity.run_name() == identity.run_name("later")
+    finally:
+        leave()

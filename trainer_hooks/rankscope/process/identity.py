@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -16,6 +17,7 @@ from rankscope._version import __version__
 from rankscope.process import environment
 from rankscope.record import layout
 from rankscope.record.group_name import compact
+from rankscope.record.process_stat import read_process_stat
 from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 
 RUN_NAME_LIMIT = 128
@@ -124,8 +126,24 @@ def _agreed_name(before: str) -> str:
 
     # compare_set does not wait: the first rank names the run, the others read the name.
     # (A get would block for the store's timeout of 30 min if rank 0 were not instrumented.)
-    agreed = _get_default_store().compare_set("rankscope/run", "", proposal)
-    return agreed.decode() if isinstance(agreed, bytes) else str(agreed)
+    try:
+        agreed = _get_default_store().compare_set("rankscope/run", "", proposal)
+        return agreed.decode() if isinstance(agreed, bytes) else str(agreed)
+    except Exception:  # a store written in Python may lack the method, or be gone since the group was made
+        return before or _name_by_parent(script) or proposal
+
+
+def _name_by_parent(script: str) -> str:
+    """Return a name that the ranks of one launcher process share; empty if none is known to have started them."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    is_spawned = multiprocessing is not None and multiprocessing.parent_process() is not None
+    if not (is_spawned or "TORCHELASTIC_RUN_ID" in os.environ):
+        return ""
+    try:
+        launcher = f"{socket.gethostname()} {os.getppid()} {read_process_stat(os.getppid()).start}"
+    except OSError:  # the process is hidden
+        return ""
+    return f"{script}-{hashlib.sha256(launcher.encode()).hexdigest()[:12]}"
 
 
 def group_name(process_group: Any = None) -> str:
