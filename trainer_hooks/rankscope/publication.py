@@ -79,7 +79,9 @@ class Publication:
         """Return whether this event shows that this process trains and is not a helper of a rank."""
         if is_loader_worker():
             return False
-        return identity.is_distributed() or (trains_alone(timeline, event) and not self._is_helper(event))
+        if identity.is_distributed():  # a rank may start a process with a group of its own to save or to generate
+            return event in UPDATE_EVENTS or not self._read_parent()
+        return trains_alone(timeline, event) and not self._is_helper(event)
 
     def _is_helper(self, event: int) -> bool:
         """Return whether a rank started this process to evaluate, or this process only inherits its rank number."""

@@ -146,16 +146,19 @@ class RunDirectory:
                     found[rank.key] = rank
         return found
 
-    def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, bool, float]:
+    def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, bool, bool, float]:
         """Return the precedence among records with the same key. A living record that was shown before stays.
 
-        A rank that the shown rank has started replaces it, and a restarted run replaces its ended rank at once. Owners
-        differ only if they are not part of the key; then a rank replaces another user's only after that has ended.
+        A living rank with steps precedes one without. With steps in both, a rank that the shown rank has started
+        replaces it. A restarted run replaces its ended rank at once. Owners differ only if they are not part of the
+        key; then a rank replaces another user's only after that has ended.
         """
         alive, before = rank.snapshot.alive, self._shown.get(rank.key)
         is_known = before is not None and before.snapshot.path == rank.snapshot.path
         is_same_owner = before is not None and before.owner == rank.owner
-        return alive, is_same_owner, rank.has_parent, alive and is_known, rank.snapshot.unix_field("started_unix")
+        has_steps = alive and rank.snapshot["steps"] > 0
+        started = rank.snapshot.unix_field("started_unix")
+        return alive, is_same_owner, has_steps, rank.has_parent, alive and is_known, started
 
     def _read(self, file: RankFile, skipped: Skipped, with_steps: bool) -> Rank | None:
         try:

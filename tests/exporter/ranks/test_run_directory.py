@@ -94,6 +94,15 @@ def test_a_rank_that_another_one_started_replaces_it(
     assert scan.skipped == skipped
 
 
+@pytest.mark.parametrize(("steps", "shown"), [(0.0, "5"), (1.0, "6")])
+def test_a_rank_without_steps_does_not_replace_one_with_steps(
+    run_dir: Path, living: Callable[..., None], steps: float, shown: str
+) -> None:
+    living("r.0.5", pid="5", slots={"steps": 100.0})
+    living("r.0.6", pid="6", parent="5", slots={"steps": steps})
+    assert [rank.snapshot.info["pid"] for rank in RunDirectory([run_dir]).scan().ranks] == [shown]
+
+
 def test_ranks_of_several_directories_are_found(run_dir: Path) -> None:
     for name in ("a", "b"):
         (run_dir / name).mkdir()
