@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from rankscope.record import phases
 from rankscope_exporter.diagnosis import lost
 from rankscope_exporter.diagnosis.detectors import STATES, checkpoint, rotating, straggler, utilization
 from rankscope_exporter.diagnosis.detectors.hang import is_interactive
@@ -27,6 +28,8 @@ MIN_PART_SECONDS = 0.9
 """The shortest part: a little less than the time between two polls."""
 ACCOUNTING_SECONDS = 5.0
 """Seconds between two accounts of where the GPU time went."""
+MIN_STALL_SECONDS = 2.0
+"""Seconds without progress after which the time is not accounted for until it is known whether the run hangs."""
 MAX_SECONDS_WITHOUT_ALIGNED = 15.0
 """Seconds after which a part ends although none of its steps was compared."""
 RECENT_READINGS = 24
@@ -69,6 +72,8 @@ class RunJudge:
         """The readings at the ends of parts, the newest last."""
         self._last: Readings = {}
         self._accounted: tuple[float, Readings] | None = None
+        self._moving: tuple[float, Readings] = -inf, {}
+        """The readings of the last progress of any rank."""
         self._is_ready = False
         """True if the run was seen from its start, or for a whole span."""
         self._restored_at = inf
@@ -86,6 +91,8 @@ class RunJudge:
         if not self._readings:
             self._readings.append((at, readings))
         verdict.new_gpu_seconds = self._account(at, readings)
+        if _progress(readings) > _progress(self._moving[1]):
+            self._moving = at, readings
         if living and self._is_part_complete(at, readings):
             self._end_part(at, readings)
         window = self._recent(readings)
@@ -119,17 +126,33 @@ class RunJudge:
             self._losses.forget()
 
     def _account(self, at: float, readings: Readings) -> Mapping[str, float]:
-        """Return the GPU seconds by cause since they were last returned; empty for ACCOUNTING_SECONDS after that."""
+        """Return the GPU seconds by cause since they were last returned; empty for ACCOUNTING_SECONDS after that.
+
+        The time since the last progress of a run that may hang is left for later: it is stall if the run hangs.
+        """
         if self._accounted is None:
-            self._accounted = at, readings
-        if at - self._accounted[0] < ACCOUNTING_SECONDS:
+            self._accounted = self._moving = at, readings
+        begin, before = self._accounted
+        has_moved = _progress(readings) > _progress(self._moving[1])
+        if at - begin < ACCOUNTING_SECONDS and not (has_moved and self._states.is_hung):
             return {}
-        window = self._window(self._accounted[1], readings)
+        window = self._window(before, readings)
+        if not has_moved and self._may_hang(window.run):
+            at, readings = self._moving
+            if at <= begin:
+                return {}
+            window = self._window(before, readings)
         idle = window.lost.get("idle", 0.0)
         gpus = len(window.run.ranks) / (1.0 - idle) if idle < 1.0 else 0.0
-        seconds = gpus * min(at - self._accounted[0], window.run.seconds)  # less after a restart of the run
+        seconds = gpus * min(at - begin, window.run.seconds)  # less after a restart of the run
         self._accounted = at, readings
         return {cause: ratio * seconds for cause, ratio in window.lost.items()}
+
+    def _may_hang(self, run: RunFacts) -> bool:
+        """Return whether a run that makes no progress may turn out to hang soon."""
+        is_planned = any(one.now.phase in phases.PLANNED for one in run.ranks)
+        is_known = self._states.is_hung or is_interactive(run)
+        return run.stalled > MIN_STALL_SECONDS and not (is_planned or is_known)
 
     def _is_part_complete(self, at: float, readings: Readings) -> bool:
         begin, before = self._readings[-1]
@@ -252,6 +275,12 @@ class RunJudge:
         self._losses.restore(findings, at)
         self._states.restore(findings, at)
         self._accounted, self._restored_at = accounted, at
+        self._moving = accounted or self._moving
+
+
+def _progress(readings: Readings) -> float:
+    """Return the time of the last progress of any living rank."""
+    return max((one.last_progress for one in readings.values() if one.ended is None), default=-inf)
 
 
 def _has_just_begun(reading: RankReading) -> bool:

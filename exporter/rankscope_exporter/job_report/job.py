@@ -51,6 +51,8 @@ class JobFinding:
     ratio: float
     sentence: str
     advice: str = ""
+    mean: float | None = None
+    """The mean ratio while it was open; `ratio` is the largest. None is unknown."""
 
 
 @dataclass(frozen=True)

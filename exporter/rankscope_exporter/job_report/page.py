@@ -149,7 +149,10 @@ def _findings(job: Job) -> Iterator[str]:
         end = "now" if one.end is None else _clock(one.end)
         lasted = duration(max((job.at if one.end is None else one.end) - one.begin, 0.0))
         first = f"{_clock(one.begin)} to {end} ({lasted}), {one.severity}: "
-        yield from textwrap.wrap(f"{first}{one.sentence}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+        mean = "" if one.mean is None else percent(one.mean)
+        both = f" (at most {percent(one.ratio)}, {mean} on average over {lasted})"
+        sentence = f"{one.sentence}{both if mean and mean != percent(one.ratio) else ''}"
+        yield from textwrap.wrap(f"{first}{sentence}", WIDTH, initial_indent="  ", subsequent_indent="    ")
         yield from textwrap.wrap(one.advice, WIDTH, initial_indent="    ", subsequent_indent="    ")
     if len(job.findings) > FINDINGS_SHOWN:
         yield f"  and {len(job.findings) - FINDINGS_SHOWN} more"

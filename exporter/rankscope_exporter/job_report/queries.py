@@ -113,7 +113,8 @@ def _summary(now: Prometheus, run: str, owner: str, slurm: Mapping[str, str]) ->
     progress = f"rankscope_rank_last_progress_timestamp_seconds{{{where}}}"
     seen = _value(now.query(f"max(max_over_time({progress}[{life}]))"))
     alive = now.query(f"rankscope_rank_up{{{where}}} == 1")
-    at = max(value for value in (began, ended, seen) if value is not None) if began else 0.0
+    present = _value(now.query(f"max(timestamp(rankscope_rank_up{{{where}}} == 1))"))  # a rank that hangs is, too
+    at = max(value for value in (began, ended, seen, present) if value is not None) if began else 0.0
     return Job(
         runs=[run],
         owner=owner,

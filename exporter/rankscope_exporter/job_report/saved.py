@@ -65,7 +65,7 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
         began=began,
         ended=ended,
         at=at,
-        causes={str(cause): float(seconds) for cause, seconds in account["causes"].items()},
+        causes=_causes(account),
         gpus=sorted(map(_gpu, account["gpus"].values()), key=lambda gpu: (gpu.node, gpu.index.zfill(4))),
         cpu_seconds=sum((float(use["cpu"]) + float(use["cpu_before"]) for use in ranks), float(account["cpu_gone"]))
         or None,
@@ -73,6 +73,14 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
         memory=float(account["memory"]) or None,
         findings=[*_findings([*own, *account["findings"].values()])],
     )
+
+
+def _causes(account: Mapping[str, Any]) -> dict[str, float]:
+    """Return the GPU seconds by cause until the state was saved."""
+    causes = {str(cause): float(seconds) for cause, seconds in account["causes"].items()}
+    for cause, seconds in account.get("pending", {}).items():
+        causes[cause] = causes.get(cause, 0.0) + float(seconds)
+    return causes
 
 
 def _gpu(use: Mapping[str, Any]) -> Gpu:
@@ -101,4 +109,5 @@ def _findings(entries: list[Mapping[str, Any]]) -> Iterator[JobFinding]:
             ratio=float(entry["ratio"]),
             sentence=str(entry["sentence"]),
             advice=str(entry["advice"]),
+            mean=float(entry["mean"]) if "mean" in entry else None,
         )

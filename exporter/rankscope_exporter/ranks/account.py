@@ -8,7 +8,7 @@ before the record appeared or a run with ranks on other nodes, is divided by the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rankscope_exporter.diagnosis import words
@@ -26,6 +26,8 @@ GONE_LIMIT = 16
 """The most ranks of a run that are kept after their records are gone, since a run can keep using new rank numbers. A
 forgotten rank that comes back is counted twice."""
 NODES_LIMIT = 64
+LIKE_BEFORE_SECONDS = 10.0
+"""The longest time before a run's end that is divided like the time before it: a longer one was without progress."""
 CAUSES_LIMIT = 64
 """The most causes of a run; all others are `other`, since a script can invent phases without limit."""
 
@@ -105,6 +107,8 @@ class Account:
     """GPU seconds by cause; `none` is useful work."""
     judged: dict[str, float] = field(default_factory=dict)
     """GPU seconds by cause in the judge's last account, which the time after it is divided by."""
+    pending: dict[str, float] = field(default_factory=dict)
+    """GPU seconds by cause since the judge's last account, which are not in `causes` yet."""
     gpus: dict[str, GpuUse] = field(default_factory=dict)
     """GPUs by UUID."""
     ranks: dict[str, RankUse] = field(default_factory=dict)
@@ -147,25 +151,30 @@ class Account:
         """Divide the ranks' time since the last division by cause: by the judge's account if there is a new one."""
         if verdict and verdict.new_gpu_seconds:
             self.judged = {cause: part for cause, part in verdict.new_gpu_seconds.items() if cause != "idle"}
-        parts = self.judged if is_over or (verdict and verdict.new_gpu_seconds) else {}
-        total, judged = sum(parts.values()), 0.0
+        self.pending = {}
+        is_new_account = bool(verdict and verdict.new_gpu_seconds)
+        total, judged = sum(self.judged.values()) if is_over or is_new_account else 0.0, 0.0
         for one in readings:
             use = self.ranks.get(str(one.rank))
             is_new = use is None or use.began != one.began
             if use is None or is_new:
                 before = use.cpu_before + use.cpu if use else 0.0
                 use = self.ranks[str(one.rank)] = RankUse(one.began, cpu_before=before)
-            if not (total or is_new or is_over or verdict is None):
-                continue  # wait for the judge's next account
             phases = _phase_seconds(one)
             spent = {name: max(now - use.divided.get(name, 0.0), 0.0) for name, now in phases.items()}
+            if not (total or is_new or is_over or verdict is None):  # wait for the judge's next account
+                is_stuck = "stall" in self.judged
+                add_seconds(self.pending, {"stall": sum(spent.values())} if is_stuck else by_cause(spent))
+                continue
             use.divided = phases
-            if total and not is_new:
-                judged += sum(spent.values())
+            seconds = sum(spent.values())
+            is_like_before = is_new_account or seconds < LIKE_BEFORE_SECONDS or "stall" in self.judged
+            if total and not is_new and is_like_before:
+                judged += seconds
             else:
                 add_seconds(self.causes, by_cause(spent))
         if judged:
-            add_seconds(self.causes, {cause: judged * part / total for cause, part in parts.items()})
+            add_seconds(self.causes, {cause: judged * part / total for cause, part in self.judged.items()})
         self._forget_ranks({str(one.rank) for one in readings})
 
     def _forget_ranks(self, here: set[str]) -> None:
@@ -190,14 +199,16 @@ class Account:
         found = {}
         for finding in verdict.findings if verdict else ():
             key = f"{finding.kind} {finding.candidate.place.rank}"
-            found[key] = self._entry(finding, look)
-            found[key]["ratio"] = max(finding.candidate.ratio, self.findings.get(key, found[key])["ratio"])
+            found[key] = self._entry(finding, look, self.findings.get(key, {}))
         ended = [{**entry, "end": self.at} for key, entry in self.findings.items() if key not in found]
         self.findings = found
         return ended
 
-    def _entry(self, finding: Finding, look: Look) -> dict[str, Any]:
-        candidate = finding.candidate
+    def _entry(self, finding: Finding, look: Look, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a finding with its largest ratio, which its sentence names, and its mean ratio."""
+        current = finding.candidate
+        candidate = replace(current, ratio=max(current.ratio, before.get("ratio", 0.0)))
+        polls = before.get("polls", 0) + 1
         return {
             "run": self.run,
             "owner": self.owner,
@@ -209,6 +220,8 @@ class Account:
             "node": candidate.place.node,
             "gpu": candidate.place.gpu,
             "ratio": candidate.ratio,
+            "mean": before.get("mean", 0.0) + (current.ratio - before.get("mean", 0.0)) / polls,
+            "polls": polls,
             "sentence": words.sentence((self.run, self.owner), candidate),
             "advice": words.advice(candidate),
         }
@@ -233,7 +246,15 @@ def account_from_json(state: Mapping[str, Any]) -> Account:
         account.ranks[rank] = RankUse(
             float(use["began"]), _numbers(use["divided"]), float(use["cpu"]), float(use["cpu_before"])
         )
-    account.findings = {key: {**entry, "ratio": float(entry["ratio"])} for key, entry in state["findings"].items()}
+    account.findings = {
+        key: {
+            **entry,
+            "ratio": float(entry["ratio"]),
+            "mean": float(entry.get("mean", entry["ratio"])),
+            "polls": int(entry.get("polls", 1)),
+        }
+        for key, entry in state["findings"].items()
+    }
     return account
 
 

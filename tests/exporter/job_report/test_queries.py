@@ -166,6 +166,14 @@ def test_alerts_are_reported_as_findings_with_their_times(server) -> None:
     assert found.sentence == "RankscopeDataBound: cause cpu"
 
 
+@pytest.mark.parametrize(("present", "seconds"), [(900.0, 4500.0), (None, 3600.0)], ids=["hangs", "has ended"])
+def test_a_run_counts_until_now_while_a_rank_is_present(server, present: float | None, seconds: float) -> None:
+    up = [] if present is None else one(ENDED + present)
+    job = queries.job(Server({**ANSWERS, r"rankscope_rank_up": up}).at, "train", None, None)
+    assert job.seconds == seconds
+    assert job.gpu_seconds == pytest.approx(2 * seconds)
+
+
 def test_an_unknown_job_is_an_error() -> None:
     with pytest.raises(NoJobError, match="has no data of this job"):
         queries.job(Server({}).at, "train", None, None)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from testing.judged_job import JudgedJob
+from testing.judged_job import HUNG, JudgedJob
 from testing.simulated_job import even, lagging
 
 from rankscope_exporter.diagnosis.history import UNREADABLE
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
+from rankscope_exporter.diagnosis.thresholds import Thresholds, change_thresholds
+from rankscope_exporter.diagnosis.words import percent
 from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.job_report import saved
+from rankscope_exporter.job_report.job import Job
+from rankscope_exporter.job_report.page import _findings
 from rankscope_exporter.ranks import journal, look
 from rankscope_exporter.ranks.account import GONE_LIMIT, Account, RankUse, account_from_json
 
@@ -278,3 +283,63 @@ def test_a_partial_line_does_not_affect_other_entries(state_dir: Path) -> None:
         file.write('{"run": "b", \n[1]\n')
     written.append("1000", {"run": "c"})
     assert [entry["run"] for entry in journal.read(state_dir)] == ["a", "c"]
+
+
+STUCK = 40
+"""Seconds of a hang that is found long before they are over."""
+
+
+@pytest.fixture
+def soon_found(job: JudgedJob) -> JudgedJob:
+    """Return a job whose hangs are found after 20 s."""
+    job._settings = replace(job._settings, thresholds=change_thresholds(Thresholds(), {"stuck": 20.0}))
+    job.start_exporter()
+    return job
+
+
+def test_a_stall_counts_from_its_onset_in_the_report_and_in_the_metric(soon_found: JudgedJob, state_dir: Path) -> None:
+    soon_found.train(33)
+    soon_found.wait(STUCK, HUNG)
+    soon_found.findings.close()
+    (found,) = saved.jobs(state_dir)
+    assert found.ended is None
+    assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 2.0)
+    counted = soon_found.findings._lost["r", found.owner]["stall"]
+    assert counted == pytest.approx(4 * STUCK, abs=4 * 6.0), "the metric is updated every 5 s"
+    assert found.gpu_seconds == pytest.approx(4 * (33 + STUCK), rel=0.03)
+
+
+def test_a_pause_that_is_no_hang_is_no_stall(soon_found: JudgedJob, state_dir: Path) -> None:
+    soon_found.train(33)
+    soon_found.wait(8, HUNG)
+    for rank in soon_found.job.ranks:
+        rank.now += 8
+    soon_found.train(10)
+    soon_found.findings.close()
+    (found,) = saved.jobs(state_dir)
+    assert "stall" not in found.causes
+    assert found.gpu_seconds == pytest.approx(4 * 51, rel=0.05)
+
+
+def test_a_hang_that_ends_is_counted_until_it_ends(soon_found: JudgedJob, state_dir: Path) -> None:
+    soon_found.train(33)
+    soon_found.wait(STUCK, HUNG)
+    for rank in soon_found.job.ranks:
+        rank.now += STUCK
+    soon_found.train(30)
+    soon_found.findings.close()
+    (found,) = saved.jobs(state_dir)
+    assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 2.0)
+
+
+def test_the_sentence_of_a_finding_names_its_largest_ratio(job: JudgedJob, state_dir: Path) -> None:
+    job.train(60)
+    job.train(60, lagging("optimizer"))
+    job.train(120)
+    (entry,) = entries(state_dir, "finding")
+    (found,) = saved._findings([entry])
+    assert percent(found.ratio) in found.sentence
+    assert found.mean is not None
+    assert 0.0 < found.mean < found.ratio
+    page_lines = " ".join(_findings(Job(["r"], "1", findings=[found], at=found.begin + 60)))
+    assert f"at most {percent(found.ratio)}, {percent(found.mean)} on average" in " ".join(page_lines.split())
