@@ -48,7 +48,7 @@ def summary(run: RunReport) -> Iterator[str]:
 
 def notes(run: RunReport) -> Iterator[str]:
     """Yield the candidates that are not findings yet, and the reason if the run is not diagnosed."""
-    for one in run.pending[:PENDING_SHOWN]:
+    for one in [one for one in run.pending if one.lacks != "explained"][:PENDING_SHOWN]:
         yield f"Not yet an alert: {one.sentence} ({pending_reason(one)})"
     if run.not_judged_reason and run.living:
         yield f"Run {run.run} is not diagnosed here: {run.not_judged_reason}."

@@ -48,8 +48,9 @@ def as_lines(runs: Sequence[RunReport]) -> Iterator[str]:
         for one in run.findings[:FINDINGS_SHOWN]:
             yield f"{one.severity.upper()} for {duration(one.age_seconds)}: {one.sentence}"
             yield f"  {one.advice}"
+        is_growing = any(map(describe.is_growing, run.pending))
         if run.is_judged and not run.findings:
-            yield "No problem found."
+            yield "No finding yet." if is_growing else "No problem found."
         yield from describe.notes(run)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from testing.judged_job import JudgedJob
+from testing.judged_job import HUNG, JudgedJob
 from testing.simulated_job import lagging
 
 from rankscope.cli.explaining.command import show
@@ -89,3 +89,13 @@ def test_the_error_is_printed_if_the_node_has_no_run_either(capsys: pytest.Captu
     arguments = "http://localhost:9090", None, None, None, None, False
     assert show(*arguments, lambda _url, _at: refuse(error), explain_node=lambda: False) == 2
     assert "cannot reach it" in capsys.readouterr().err
+
+
+def test_a_run_that_may_hang_is_not_called_free_of_problems(run_dir: Path) -> None:
+    job = JudgedJob(run_dir)
+    job.train(30)
+    assert "No problem found." in [*as_lines([job.report()])]
+    job.wait(8, HUNG)
+    found = [*as_lines([job.report()])]
+    assert "No problem found." not in found
+    assert any("hangs" in line for line in found)
