@@ -14,7 +14,8 @@ from testing.leaving import leave
 from rankscope.process import identity
 
 SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_SLUID", "SLURM_JOB_ACCOUNT", "SLURM_JOB_PARTITION")
-SOURCES = (*SLURM, "RANKSCOPE_RUN", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK")
+TASK_OF_SLURM = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+SOURCES = (*SLURM, *TASK_OF_SLURM, "RANKSCOPE_RUN", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK", "WORLD_SIZE")
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,34 @@ def test_the_users_name_of_the_run_precedes_slurms_and_slurms_precedes_torchruns
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     assert identity.run_name() == name
+
+
+BATCH = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}
+TASK = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "3"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank", "world_size", "has_launcher"),
+    [
+        (BATCH, "0", "1", False),
+        (BATCH | {"SLURM_STEP_ID": "4294967291"}, "0", "1", False),  # the batch script's own step
+        (BATCH | {"SLURM_STEP_ID": "batch"}, "0", "1", False),
+        (TASK, "3", "8", True),
+        (TASK | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "0", "1", False),
+        (BATCH | {"RANK": "5", "WORLD_SIZE": "6"}, "5", "6", True),  # torchrun in a batch script
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "0", "1", False),
+        ({"RANK": "2"}, "2", "1", True),
+    ],
+    ids=["batch", "batch step", "named step", "srun", "srun of one", "torchrun", "torchrun of one", "rank only"],
+)
+def test_slurms_variables_name_a_rank_only_in_a_task_of_srun(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], rank: str, world_size: str, *, has_launcher: bool
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    described = identity.describe("run")
+    assert (described["rank"], described["world_size"]) == (rank, world_size)
+    assert identity.has_launcher() is has_launcher
 
 
 def test_torchruns_id_names_the_run_unless_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

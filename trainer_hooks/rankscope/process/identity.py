@@ -18,11 +18,12 @@ from rankscope.process import environment
 from rankscope.record import layout
 from rankscope.record.group_name import compact
 from rankscope.record.process_stat import read_process_stat
-from rankscope.record.text import LABEL_LIMIT, replace_unprintable
+from rankscope.record.text import LABEL_LIMIT, NUMBER, replace_unprintable
 
 RUN_NAME_LIMIT = 128
 JOB_ID_LIMIT = 32
 SCRIPT_LIMIT = 96  # leaves space for the time after it
+FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch scripts, interactive shells and other steps without tasks of srun
 GPU_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,120}")
 
 
@@ -47,8 +48,22 @@ def is_distributed() -> bool:
 
 
 def has_launcher() -> bool:
-    """Return whether a launcher has assigned a rank to this process, or to the rank that started it."""
-    return bool(environment.number("RANK", "SLURM_PROCID", default=""))
+    """Return whether a launcher has assigned one of several ranks to this process, or to the rank that started it.
+
+    A launcher of one process assigns nothing: the same variables may hold for several trainings of one batch script.
+    """
+    rank = environment.number("RANK", *_of_task("SLURM_PROCID"), default="")
+    return bool(rank) and environment.number("WORLD_SIZE", *_of_task("SLURM_NTASKS"), default="") != "1"
+
+
+def _of_task(variable: str) -> tuple[str, ...]:
+    """Return a variable of Slurm if it describes a task of srun; empty if it describes the allocation.
+
+    Each process of a batch script has SLURM_PROCID=0 and the allocation's SLURM_NTASKS. Only a task of srun is in an
+    ordinary step: the batch script and an interactive shell may have a step number of their own.
+    """
+    step = os.environ.get("SLURM_STEP_ID", "")
+    return (variable,) if NUMBER.fullmatch(step) and int(step) < FIRST_SPECIAL_STEP else ()
 
 
 def describe(run: str = "") -> dict[str, Any]:
@@ -60,9 +75,9 @@ def describe(run: str = "") -> dict[str, Any]:
 
     labels = {
         "run": run_name(run),
-        "rank": str(_from_group("get_rank", "RANK", "SLURM_PROCID", default="0")),
-        "local_rank": environment.number("LOCAL_RANK", "SLURM_LOCALID", default="0"),
-        "world_size": str(_from_group("get_world_size", "WORLD_SIZE", "SLURM_NTASKS", default="1")),
+        "rank": str(_from_group("get_rank", "RANK", *_of_task("SLURM_PROCID"), default="0")),
+        "local_rank": environment.number("LOCAL_RANK", *_of_task("SLURM_LOCALID"), default="0"),
+        "world_size": str(_from_group("get_world_size", "WORLD_SIZE", *_of_task("SLURM_NTASKS"), default="1")),
         "group": group_name(),
         "node": environment.text("RANKSCOPE_NODE", LABEL_LIMIT) or socket.gethostname(),
         "pid": str(os.getpid()),
@@ -167,7 +182,7 @@ def gpu_uuid() -> str:
         uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
         return f"GPU-{uuid}" if uuid and not str(uuid).startswith(("GPU-", "MIG-")) else str(uuid)
     visible = [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    local_rank = int(environment.number("LOCAL_RANK", "SLURM_LOCALID", default="0"))
+    local_rank = int(environment.number("LOCAL_RANK", *_of_task("SLURM_LOCALID"), default="0"))
     mine = visible[local_rank] if local_rank < len(visible) else ""
     return mine if GPU_UUID.fullmatch(mine) else ""
 
