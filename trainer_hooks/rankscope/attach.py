@@ -65,6 +65,8 @@ class Attachment:
         self.timeline.steps.polls.append(self._poll_announcer)
         self.timeline.steps.polls.append(self._poll_trackers)
         self.timeline.steps.polls.append(self._guard("ending")(self._ending.poll))
+        # A removed record first: its lost descriptor cannot be opened again.
+        self.timeline.steps.polls.append(self._guard("record")(self._keep_record))
         keep_descriptors = self._guard("descriptors")(self._keep_descriptors)
         self.timeline.steps.polls.append(keep_descriptors)
         self._undo.extend(descriptors.watch(keep_descriptors))
@@ -83,6 +85,12 @@ class Attachment:
             self._ending.renew()
         if self._stack_dump.renew():
             self.publication.refresh()
+
+    def _keep_record(self) -> None:
+        """Publish the record again if its file was removed (logind removes a user's files in /dev/shm at logout)."""
+        if self.writer.is_removed:
+            self.publication.publish_again()
+            self._ending.renew()
 
     def remove(self) -> None:
         """Restore every patched object, end the record as finished and stop counting."""

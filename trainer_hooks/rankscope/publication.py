@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rankscope.record.free_rank import free_rank
 from rankscope.record.old_records import parent_rank, remove_old_records
 from rankscope.record.process_stat import own_start
 from rankscope.record.text import replace_unprintable
-from rankscope.record.writer import RankWriter, encode_info, run_directory
+from rankscope.record.writer import SUFFIX, RankWriter, encode_info, run_directory
 from rankscope.timeline.timeline import Timeline
 
 ERROR_LIMIT = 200  # characters of a path or an error
@@ -49,6 +50,7 @@ class Publication:
     def __init__(self, writer: RankWriter, details: Callable[[], dict[str, Any]]) -> None:
         self._writer = writer
         self._details = details
+        self._was_removed = False
         self.restart()
 
     def restart(self) -> None:
@@ -105,11 +107,25 @@ class Publication:
         try:
             self._publish()
         except OSError as error:
-            named = "RANKSCOPE_RUN_DIR: " if os.environ.get("RANKSCOPE_RUN_DIR") else ""
-            reason = replace_unprintable(str(error), ERROR_LIMIT)
-            logger.warning("rankscope: cannot record this rank; training continues: %s%s", named, reason)
+            _log_failure("cannot record this rank", error)
             return False
         return True
+
+    def publish_again(self) -> None:
+        """Publish the record, whose file was removed, with all its counts. If that fails, log it and count on."""
+        try:
+            directory, name = run_directory(), identity.file_name(self._identity)
+            # Another process may have taken the name. It must not lose its record in turn.
+            is_taken = os.path.lexists(directory / f"{name}{SUFFIX}")
+            self._writer.publish(directory, f"{name}.{secrets.token_hex(8)}" if is_taken else name, self.info())
+        except OSError as error:
+            self._writer.detach()
+            _log_failure("this rank's record was removed, cannot record it again", error)
+            return
+        if not self._was_removed:
+            path = replace_unprintable(str(self._writer.path), ERROR_LIMIT)
+            logger.warning("rankscope: this rank's record was removed; recorded again: %s", path)
+        self._was_removed = True
 
     def _publish(self) -> None:
         directory = run_directory()
@@ -146,6 +162,12 @@ class Publication:
                 break
             info[name] = empty
         return info
+
+
+def _log_failure(problem: str, error: OSError) -> None:
+    named = "RANKSCOPE_RUN_DIR: " if os.environ.get("RANKSCOPE_RUN_DIR") else ""
+    reason = replace_unprintable(str(error), ERROR_LIMIT)
+    logger.warning("rankscope: %s; training continues: %s%s", problem, named, reason)
 
 
 def trains_alone(timeline: Timeline, event: int) -> bool:

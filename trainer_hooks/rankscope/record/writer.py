@@ -108,6 +108,8 @@ class RankWriter:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=parent)
             raise
+        if self._descriptor is not None:
+            self._descriptor.close()  # of the removed record
         self.path, self._descriptor = directory / final, own
         self._use(memory)
 
@@ -162,6 +164,18 @@ class RankWriter:
                 self._reopen(self._descriptor)
             fcntl.lockf(self._descriptor.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return is_lost
+
+    @property
+    def is_removed(self) -> bool:
+        """True if the record's file has no name any more, so that no reader finds it. Takes two system calls."""
+        own = self._descriptor
+        if own is None or self.path is None or (own.is_ours and os.fstat(own.number).st_nlink):
+            return False
+        try:
+            found = self.path.lstat()
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) != own.file
 
     def _reopen(self, lost: OwnDescriptor) -> None:
         """Open the record for writing, despite its mode. Raises OSError if its path is another file."""
