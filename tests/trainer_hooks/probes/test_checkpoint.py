@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import pickle
+import socket
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -156,6 +159,107 @@ def test_an_uploaded_checkpoint_counts_with_unknown_size(timeline: Timeline) -> 
     assert upload.size > SIZE
     assert value(timeline, "checkpoints") == 1
     assert value(timeline, "checkpoint_bytes") == 0
+
+
+class Remote(io.RawIOBase):
+    """A stream of the script, whose methods raise what no file raises and note that they were called."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        return len(content)
+
+    def fileno(self) -> int:
+        self.asked.append("fileno")
+        raise NotImplementedError
+
+    def seek(self, *_args: int) -> int:
+        self.asked.append("seek")
+        raise RuntimeError
+
+
+class RemotePath:
+    """A path of the script that notes each use, like one that downloads its file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.uses = path, 0
+
+    def __fspath__(self) -> str:
+        self.uses += 1
+        return str(self.path)
+
+
+class LazyState(dict[str, Any]):
+    """A dict of the script that raises when its values are read."""
+
+    def values(self) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("wrap", [lambda raw: raw, io.BufferedWriter], ids=["raw", "buffered"])
+def test_a_stream_of_the_script_is_not_asked_and_its_saves_count(
+    timeline: Timeline, wrap: Callable[[Remote], Any]
+) -> None:
+    save = torch.serialization.save
+    remote = Remote()
+    save(MODEL.state_dict(), wrap(remote))
+    by_torch = remote.asked.copy()
+    uninstrumented = Remote()
+    inspect.unwrap(save)(MODEL.state_dict(), wrap(uninstrumented))
+    assert by_torch == uninstrumented.asked
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_bytes") == 0
+
+
+def test_a_spooled_file_stays_in_memory_and_counts(timeline: Timeline) -> None:
+    with tempfile.SpooledTemporaryFile(max_size=1 << 30) as spooled:
+        torch.save(MODEL.state_dict(), spooled)
+        assert not spooled._rolled  # type: ignore[attr-defined]
+    assert value(timeline, "checkpoints") == 1
+
+
+def test_a_path_of_the_script_is_used_only_by_torch(timeline: Timeline, tmp_path: Path) -> None:
+    watched, plain_path = RemotePath(tmp_path / "a.pt"), RemotePath(tmp_path / "b.pt")
+    torch.save(MODEL.state_dict(), watched)
+    inspect.unwrap(torch.save)(MODEL.state_dict(), plain_path)
+    assert watched.uses == plain_path.uses
+    assert value(timeline, "checkpoints") == 1
+
+
+def test_containers_of_the_script_are_read_without_their_methods(timeline: Timeline) -> None:
+    torch.save(LazyState(model=MODEL.state_dict()), io.BytesIO())
+    assert value(timeline, "checkpoints") == 1
+
+
+def test_a_closed_buffer_has_no_size() -> None:
+    closed = io.BytesIO()
+    closed.close()
+    assert checkpoint.written_bytes(closed) == 0.0
+
+
+def test_a_temporary_file_with_a_name_counts_the_written_bytes(timeline: Timeline) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        torch.save(MODEL.state_dict(), file)
+        file.flush()
+        assert value(timeline, "checkpoint_bytes") == Path(file.name).stat().st_size
+
+
+def test_a_state_sent_through_a_socket_is_not_a_checkpoint(timeline: Timeline) -> None:
+    sender, receiver = socket.socketpair()
+    with sender, receiver, sender.makefile("wb") as file:
+        torch.save({"lr.weight": torch.zeros(4)}, file)
+    assert value(timeline, "checkpoints") == 0
+
+
+def test_sizes_of_a_writer_of_the_script_are_not_known_if_they_raise() -> None:
+    assert (
+        checkpoint.bytes_of_rank(SimpleNamespace(storage_data={"a": SimpleNamespace(relative_path="__0_0.distcp")}), 0)
+        == 0.0
+    )
 
 
 @pytest.mark.filterwarnings("ignore")  # torch uses its own deprecated functions

@@ -2,20 +2,28 @@
 
 Of an asynchronous save, only the time that blocks the training thread is checkpoint time, and the save counts when it
 is finished. So does one of a state by another thread of the script. A save that raises does not count.
+
+A method of an object of the job may have an effect (a spooled file that is asked for its descriptor moves to the disk)
+or raise anything. So only objects of known types are asked.
 """
 
 from __future__ import annotations
 
 import atexit
+import io
 import os
+import socket
 import stat
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from inspect import getattr_static
 from itertools import islice, takewhile
+from pathlib import PosixPath, PurePosixPath
 from types import FrameType
 from typing import Any
 
@@ -32,6 +40,9 @@ MIN_CHECKPOINT_BYTES = 64 * 1024
 
 MOST_ITEMS, MOST_LEVELS = 32, 3  # of containers in which a state is looked for
 PARAMETERS = (".weight", ".bias")  # the last parts of their names
+
+PATHS = (PosixPath, PurePosixPath)
+RAW_FILES = (io.FileIO, socket.SocketIO)
 
 MOST_FILES = 256  # of one rank in a distributed save; it writes one, or one for each thread; more are not read
 
@@ -54,7 +65,7 @@ def measure_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
     A save into a pipe is communication, and so is what torch.distributed serializes to send.
     """
     value, target = argument(args, kwargs, 0, "obj"), argument(args, kwargs, 1, "f")
-    if not isinstance(target, (str, os.PathLike)):
+    if file_path(target) is None:
         mode = file_mode(target)
         is_saved = holds_state(value) and not is_called_by("torch.distributed") if mode is None else stat.S_ISREG(mode)
         if not is_saved:
@@ -130,12 +141,25 @@ def count_future(future: Any, count: Count, rank: int, directory: Any, unix: flo
         count(bytes_of_rank(future.result(), rank, directory), unix)
 
 
+def file_path(target: Any) -> str | None:
+    """Return the path that a text or a path of pathlib holds; None for any other object."""
+    if issubclass(type(target), str):
+        return str.__str__(target)
+    return os.fspath(target) if type(target) in PATHS else None
+
+
+def opened_file(target: Any) -> Any:
+    """Return the file that `open` or `tempfile.NamedTemporaryFile` has made; None for any other object."""
+    file: Any = target.file if type(target) is tempfile._TemporaryFileWrapper else target  # noqa: SLF001 - no public name
+    raw = file.raw if type(file) in (io.BufferedWriter, io.BufferedRandom) else file
+    return file if type(raw) in RAW_FILES else None
+
+
 def file_mode(target: Any) -> int | None:
-    """Return the mode of the file that a file object writes to; None if it writes into memory."""
-    try:
-        return os.fstat(target.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # no descriptor, or closed
-        return None
+    """Return the mode of the file that a file object writes to; None if it writes into memory or is not known."""
+    with suppress(AttributeError, OSError, ValueError):  # closed, or its buffer is detached
+        return os.fstat(opened_file(target).fileno()).st_mode
+    return None
 
 
 def is_called_by(package: str) -> bool:
@@ -153,31 +177,24 @@ def measure_safetensors_bytes(_args: Arguments, _kwargs: dict[str, Any]) -> Size
 
 def written_bytes(target: Any, before: bool = False) -> float:
     """Return the bytes of a path's file (0 `before` it is overwritten), or the position of a file object."""
-    try:
-        if isinstance(target, (str, os.PathLike)):
-            return 0.0 if before else float(os.stat(target).st_size)  # noqa: PTH116 - any PathLike, as torch takes it
-        return float(target.tell())
-    except (AttributeError, OSError):  # no such file, or no position: the size is not known
-        return 0.0
+    with suppress(AttributeError, OSError, ValueError):  # no such file, or no position: the size is not known
+        path = file_path(target)
+        if path is not None:
+            return 0.0 if before else float(os.stat(path).st_size)  # noqa: PTH116 - a Path is slower
+        return float((target if type(target) is io.BytesIO else opened_file(target)).tell())
+    return 0.0
 
 
-def holds_state(value: Any) -> bool:
-    """Return whether this is the `state_dict` of a module or an optimizer, or nested containers that hold one.
-
-    False if the script's object raises.
-    """
-    with suppress(Exception):
-        return _holds_state(value, MOST_LEVELS)
-    return False
-
-
-def _holds_state(value: Any, levels: int) -> bool:
+def holds_state(value: Any, levels: int = MOST_LEVELS) -> bool:
+    """Return whether this is the `state_dict` of a module or an optimizer, or nested containers that hold one."""
     if is_state(value):
         return True
-    is_mapping = isinstance(value, Mapping)
-    if not levels or not (is_mapping or isinstance(value, (list, tuple))):
-        return False
-    return any(_holds_state(item, levels - 1) for item in islice(value.values() if is_mapping else value, MOST_ITEMS))
+    items: Iterable[Any] = ()
+    if levels and issubclass(type(value), dict):
+        items = dict.values(value)
+    elif levels and issubclass(type(value), (list, tuple)):
+        items = (list if issubclass(type(value), list) else tuple).__iter__(value)
+    return any(holds_state(item, levels - 1) for item in islice(items, MOST_ITEMS))
 
 
 def is_state(value: Any) -> bool:
@@ -185,16 +202,18 @@ def is_state(value: Any) -> bool:
 
     That is one by its `_metadata` (module), its two keys (optimizer), or the names of its tensors: a plain dict.
     """
-    if isinstance(value, torch.nn.Module) or hasattr(value, "_metadata"):
+    if issubclass(type(value), torch.nn.Module):
         return True
-    if not isinstance(value, Mapping):
+    if not issubclass(type(value), dict):
         return False
-    return {"state", "param_groups"} <= value.keys() or any(map(is_parameter, islice(value.items(), MOST_ITEMS)))
+    if getattr_static(value, "_metadata", None) is not None or {"state", "param_groups"} <= dict.keys(value):
+        return True
+    return any(map(is_parameter, islice(dict.items(value), MOST_ITEMS)))
 
 
 def is_parameter(item: tuple[Any, Any]) -> bool:
     """Return whether this is a tensor with a parameter's name, such as `layers.0.weight`."""
-    return isinstance(item[0], str) and item[0].endswith(PARAMETERS) and isinstance(item[1], torch.Tensor)
+    return type(item[0]) is str and item[0].endswith(PARAMETERS) and issubclass(type(item[1]), torch.Tensor)
 
 
 def rank_in_group(kwargs: dict[str, Any]) -> int:
@@ -205,24 +224,25 @@ def rank_in_group(kwargs: dict[str, Any]) -> int:
     return max(0, distributed.get_rank(kwargs.get("process_group")))
 
 
-def directory_of(args: Arguments, kwargs: dict[str, Any]) -> Any:
+def directory_of(args: Arguments, kwargs: dict[str, Any]) -> str | None:
     """Return the directory of a distributed save; None if it is not known. It may be a URL."""
-    return kwargs.get("checkpoint_id") or getattr(argument(args, kwargs, 1, "storage_writer"), "path", None)
+    path = file_path(kwargs.get("checkpoint_id"))
+    return path or file_path(getattr_static(argument(args, kwargs, 1, "storage_writer"), "path", None))
 
 
-def bytes_of_rank(metadata: Any, rank: int, directory: Any = None) -> float:
+def bytes_of_rank(metadata: Any, rank: int, directory: str | None = None) -> float:
     """Return the bytes that `rank` wrote; 0 if they are not known. Its files are `__<rank>_<number>.distcp`.
 
     The metadata has their sizes, but not the one that torch 2.9 to 2.11 returns; there the files are read.
     """
     prefix = f"__{rank}_"
-    stored = getattr(metadata, "storage_data", None)
-    if isinstance(stored, Mapping):
-        files = (info for info in stored.values() if str(getattr(info, "relative_path", "")).startswith(prefix))
-        return float(sum(info.length for info in files))
-    if not isinstance(directory, (str, os.PathLike)):
+    stored = getattr_static(metadata, "storage_data", None)
+    if type(stored) is dict:
+        with suppress(Exception):  # a writer of the script gives sizes of its own
+            return float(sum(info.length for info in stored.values() if info.relative_path.startswith(prefix)))
+    if directory is None:
         return 0.0
-    paths = (f"{os.fspath(directory)}/{prefix}{number}.distcp" for number in range(MOST_FILES))
+    paths = (f"{directory}/{prefix}{number}.distcp" for number in range(MOST_FILES))
     sizes = list(takewhile(bool, map(written_bytes, paths)))
     return sum(sizes) if len(sizes) < MOST_FILES else 0.0
 
