@@ -43,7 +43,9 @@ def test_a_record_is_readable_by_all_users_and_writable_by_none_with_any_umask(r
 
 def test_a_deleted_record_does_not_harm_the_job(run_dir: Path) -> None:
     done = run_job("step(); attach.current().writer.path.unlink(); step(); print('continues')", run_dir)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "continues\n", "")
+    assert (done.returncode, done.stdout) == (0, "continues\n")
+    [record] = run_dir.glob("*.rank")
+    assert done.stderr == f"rankscope: this rank's record was removed; recorded again: {record}\n"
 
 
 @pytest.mark.parametrize("mode", [0o444, 0o644])
