@@ -98,7 +98,7 @@ def test_an_invalid_rank_file_does_not_affect_other_ranks(run_dir: Path, free_po
 
 def write_steps(run_dir: Path, rank: int) -> RankWriter:
     """Write the record of a rank that lives in this process, with five steps of one second each."""
-    now = 1000.0
+    now = time.monotonic() - 10.0  # of the past: a machine may have been up for less than any constant
     writer = RankWriter()
     timeline = Timeline(writer, lambda: now)
     writer.publish(run_dir, f"r.{rank}", rank_info(rank=str(rank), group="0-1"))
