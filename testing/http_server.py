@@ -21,7 +21,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class LoopbackServer:
-    """A server that answers each GET and POST request with a function."""
+    """A server that answers each GET, POST and CONNECT request with a function."""
 
     def __init__(self, answer: Answer, context: ssl.SSLContext | None = None) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -29,6 +29,9 @@ class LoopbackServer:
                 answer(self)
 
             def do_POST(self) -> None:
+                answer(self)
+
+            def do_CONNECT(self) -> None:
                 answer(self)
 
             def log_message(self, *_: object) -> None:

@@ -21,7 +21,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from validation.fuzz import fuzzing
@@ -83,7 +83,7 @@ class MutatingServer:
         self._mutated = set(choose.sample(range(QUESTIONS), some))
         self._asked = 0
 
-    def __call__(self, url: str, _authorization: str) -> Answer:
+    def __call__(self, url: str, _headers: Mapping[str, str]) -> Answer:
         """Answer a request, like `fetch`."""
         found = answer(url, self._scene)
         self._asked += 1
@@ -176,7 +176,7 @@ def _refuse(constant: str) -> NoReturn:
     raise FuzzError(f"{constant} is no JSON")
 
 
-KINDS = ("not a Prometheus", "cannot reach", "needs a user", "answers \\d+", "choose one", "not loaded", "has no run")
+KINDS = ("not a Prometheus", "cannot reach", "answers \\d+", "choose one", "not loaded", "has no run")
 
 
 def _kind(err: str) -> str:

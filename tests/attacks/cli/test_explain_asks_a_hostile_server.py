@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import ssl
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
@@ -92,6 +94,23 @@ def test_an_endless_body_is_not_read_to_its_end(capsys: pytest.CaptureFixture[st
     complaint(capsys, "--url", f"http://{serve(endless)}")
     assert endless.is_over.wait(30)
     assert endless.taken < 6 * (BODY_LIMIT + 8 * MIB)  # six requests; the sockets' buffers hold up to 8 MiB
+
+
+def test_a_compressed_body_is_not_expanded_without_limit(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
+    bomb = gzip.compress(b'{"data":{"result":[' + b"[]," * (100 * MIB // 3))
+    address = serve(answers(bomb, 200, **{"Content-Encoding": "gzip"}))
+    tracemalloc.start()
+    try:
+        assert f"its answer has more than {BODY_LIMIT // MIB} MiB" in complaint(capsys, "--url", f"http://{address}")
+        assert tracemalloc.get_traced_memory()[1] < 4 * BODY_LIMIT
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", gzip.compress(b"{}")[:-9], b"\x1f\x8b" + b"\xff" * 99])
+def test_a_damaged_compressed_body_is_one_line(capsys: pytest.CaptureFixture[str], serve: Serve, body: bytes) -> None:
+    error = complaint(capsys, "--url", f"http://{serve(answers(body, 200, **{'Content-Encoding': 'gzip'}))}")
+    assert "unexpected answer" in error or "its answer is not gzip" in error
 
 
 @pytest.mark.parametrize("phase", ["head", "body"])

@@ -1,4 +1,4 @@
-"""A Prometheus with the series of a test file's MOMENTS."""
+"""A Prometheus with the series of a test file's MOMENTS, and servers that stand in for one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from deploy.prometheus.fast import prometheus_config
 from testing import servers
 from testing.http_server import answers, http_server
-from tests.trainer_hooks.cli.explaining import APART, RECORDED, Explain, explain
+from tests.trainer_hooks.cli.explaining import APART, RECORDED, Explain, Server, explain, served
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +74,25 @@ def explain_now(
 
     with http_server(then) as port:
         yield Explain(explain_at)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with served() as server:
+        yield server
+
+
+@pytest.fixture
+def another_server() -> Iterator[Server]:
+    with served() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(another_server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Return the server to which the environment sends requests."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, f"http://user:secret@{another_server.address}/")
+    return another_server

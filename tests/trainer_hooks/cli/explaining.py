@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from email.message import Message
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.http_server import answers, http_server
 
 from rankscope.cli import launch
 
@@ -24,6 +29,29 @@ WITHOUT_ALERTS = "\n".join(line for line in LAGGING.splitlines() if not line.sta
 OF_RANK_2 = "GPU-51300000-0000-4000-8000-000000000002"
 XID = 'ALERTS{alertname="RankscopeGpuXid",alertstate="firing",severity="critical",gpu="%s",uuid="%s",xid="79"} 1\n'
 APART = 1200  # seconds between moments; Prometheus looks back for 300
+NOTHING = b'{"status":"success","data":{"resultType":"vector","result":[]}}'
+
+
+class Server:
+    """A server with the same answer to everything, which keeps the requests' paths and headers."""
+
+    def __init__(self) -> None:
+        self.answer = answers(NOTHING)
+        self.asked: list[tuple[str, Message]] = []
+        self.address = ""
+
+    def __call__(self, request: BaseHTTPRequestHandler) -> None:
+        self.asked.append((request.path.partition("?")[0], request.headers))
+        self.answer(request)
+
+
+@contextmanager
+def served(context: ssl.SSLContext | None = None) -> Iterator[Server]:
+    """Yield a running server."""
+    server = Server()
+    with http_server(server, context) as port:
+        server.address = f"127.0.0.1:{port}"
+        yield server
 
 
 def explain(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rankscope._version import __version__
@@ -57,8 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_status_of(lambda: show(options.run, options.rank, options.run_dir)))
     if options.action == "explain":
         from rankscope.cli.explaining.command import show as explain
+        from rankscope.cli.explaining.prometheus import connector
 
-        sys.exit(_status_of(lambda: explain(*_explain_arguments(options), explain_node=_explain_node(options))))
+        show_run = partial(explain, connect=connector(options.header), explain_node=_explain_node(options))
+        sys.exit(_status_of(lambda: show_run(*_explain_arguments(options))))
     if options.action == "top":
         from rankscope.cli.top import show as top
 
@@ -158,6 +161,7 @@ def _add_report(report: argparse.ArgumentParser) -> None:
         help="the exporter's --state-dir (default: /var/lib/rankscope)",
     )
     report.add_argument("--url", help="URL of a Prometheus, with USER:PASSWORD@ if needed (default: PROMETHEUS_URL)")
+    _add_header(report)
     report.add_argument("--by", choices=("user", "account", "partition"), help="print GPU-hours and lost time of each")
     report.add_argument("--days", type=float, default=7.0, metavar="N", help="with --by: number of days (default: 7)")
     report.add_argument("--price", type=float, metavar="MONEY", help="price of a GPU-hour, in any currency")
@@ -186,11 +190,23 @@ def _add_run_dirs(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_header(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--header",
+        metavar="'NAME: VALUE'|@FILE",
+        action="append",
+        default=[],
+        help="HTTP header for the Prometheus, such as 'X-Scope-OrgID: TENANT', or a file with one a line; may be "
+        "repeated (default: RANKSCOPE_PROMETHEUS_HEADERS, one a line, which ps does not show)",
+    )
+
+
 def _add_explain(explain: argparse.ArgumentParser) -> None:
     explain.add_argument(
         "--url",
         help="URL of Prometheus, with USER:PASSWORD@ if needed (default: PROMETHEUS_URL, else http://localhost:9090)",
     )
+    _add_header(explain)
     explain.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
     explain.add_argument(
         "--cluster", metavar="NAME", help="value of the label cluster, if several clusters have a run of this name"

@@ -47,6 +47,7 @@ def hang(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Print where a job's GPU time went. Returns the exit status; needs no other package."""
+    from rankscope.cli.explaining.prometheus import connector
     from rankscope_exporter.job_report.command import ReportRequest
     from rankscope_exporter.job_report.command import show as show_report
     from rankscope_exporter.job_report.page import Prices
@@ -64,7 +65,8 @@ def report(options: argparse.Namespace) -> int:
             days=options.days,
             prices=Prices(options.price, options.kwh_price),
             is_json=options.json,
-        )
+        ),
+        connector(options.header),
     )
 
 

@@ -55,11 +55,13 @@ def data_of(body: bytes) -> object:
 
 
 def error_of(body: bytes) -> str | None:
-    """Return the error message of an answer, if it has one."""
+    """Return the error message of an answer: of Prometheus, of a gateway, or the first line of a plain text."""
     try:
-        error = _dict(json.loads(body)).get("error")
+        found = _dict(json.loads(body))
     except (ValueError, RecursionError, MalformedError):
-        return None
+        line = body.decode(errors="replace").strip().partition("\n")[0]
+        return None if line[:1] in "<{[" else line
+    error = found.get("error") or found.get("message")
     return error if isinstance(error, str) else None
 
 

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import base64
+import functools
 import http.client
 import json
+import os
+import re
+import ssl
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from rankscope.cli.explaining import answers
 from rankscope.cli.explaining.answers import MalformedError, Rule, Sample
-from rankscope.cli.explaining.fetching import Answer, FetchError, fetch
+from rankscope.cli.explaining.fetching import (
+    NO_HEADERS,
+    Answer,
+    FetchError,
+    fetch,
+    proxy_of,
+    reason_of,
+    without_query,
+)
 
 ResultT = TypeVar("ResultT")
 ERROR_LENGTH = 300  # characters of a server's error message
+HEADERS_VARIABLE = "RANKSCOPE_PROMETHEUS_HEADERS"
+HEADERS_LIMIT = 64 * 1024  # bytes of a file of headers
+NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)  # a token of RFC 9110
+LOGIN = "log in with --url http://USER:PASSWORD@HOST:PORT or --header 'Authorization: Bearer TOKEN'"
+TENANT = "name the tenant with --header 'X-Scope-OrgID: TENANT'"
 
 
 class PrometheusError(Exception):
@@ -28,55 +46,118 @@ class UnreachableError(PrometheusError):
 class Prometheus:
     """A server by its URL, which may have a path and, for basic auth, `USER:PASSWORD@`. Raises PrometheusError."""
 
-    def __init__(self, url: str, at: float | None = None, fetch: Callable[[str, str], Answer] = fetch) -> None:
-        """Ask about the time `at` (unix seconds) or now. `fetch` gets a URL with credentials."""
+    def __init__(
+        self,
+        url: str,
+        at: float | None = None,
+        fetch: Callable[[str, Mapping[str, str]], Answer] = fetch,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
+        """Ask about the time `at` (unix seconds) or now, with `headers`, which replace the URL's password."""
         parts = _split(url)
         self.url = _without_password(parts).rstrip("/")
-        self._credentials = _credentials(parts)
+        self._headers = {**_credentials(parts), **headers}
         self._at = at
         self._fetch = fetch
 
     def query(self, expression: str, *needed: str) -> list[Sample]:
         """Return the instant vector of a PromQL expression, each series with the labels `needed`."""
         moment = {} if self._at is None else {"time": f"{self._at:.3f}"}
-        data = self._get("query", query=expression, **moment)
-        return self._understood(lambda: answers.samples(data, needed))
+        return self._get("query", lambda data: answers.samples(data, needed), query=expression, **moment)
 
     def alert_rules(self) -> list[Rule]:
         """Return Rankscope's alerting rules with their active alerts; none if the server has none."""
-        data = self._get("rules", type="alert")
-        return self._understood(lambda: answers.rules(data))
+        return self._get("rules", answers.rules, type="alert")
 
     def evaluation_interval(self) -> float | None:
         """Return the seconds between two evaluations of Rankscope's alerts, or None if unknown."""
         return next((rule.interval for rule in self.alert_rules() if rule.interval is not None), None)
 
-    def _get(self, path: str, **parameters: str) -> object:
+    def _get(self, path: str, read: Callable[[object], ResultT], **parameters: str) -> ResultT:
         try:
-            answer = self._fetch(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", self._credentials)
+            answer = self._fetch(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", self._headers)
         except FetchError as error:
-            raise PrometheusError(f"{self.url}: {error}") from None
+            raise PrometheusError(f"{self.url}{_through(self.url)}: {error}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            why = str(getattr(reason, "strerror", None) or reason)[:ERROR_LENGTH]
-            raise UnreachableError(f"cannot reach {self.url}: {why} (set --url)") from None
+            why = f"{_through(self.url)}: {reason_of(error)[:ERROR_LENGTH]} ({self._hint(error)})"
+            raise UnreachableError(f"cannot reach {self.url}{why}") from None
         if answer.status != 200:
             raise PrometheusError(self._refusal(answer))
-        return self._understood(lambda: answers.data_of(answer.body))
-
-    def _understood(self, read: Callable[[], ResultT]) -> ResultT:
         try:
-            return read()
+            return read(answers.data_of(answer.body))
         except MalformedError:
-            raise PrometheusError(f"{self.url} is not a Prometheus: unexpected answer") from None
+            is_page = answer.body.lstrip()[:1] == b"<"
+            what = f"it answers with a web page ({LOGIN})" if is_page else "unexpected answer"
+            raise PrometheusError(f"{self._source(answer)} is not a Prometheus: {what}") from None
+
+    def _hint(self, error: Exception) -> str:
+        if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+            return "set SSL_CERT_FILE to the certificate of its authority"
+        return "set --url or NO_PROXY" if proxy_of(self.url) else "set --url"
+
+    def _source(self, answer: Answer) -> str:
+        """Return where an answer is from, for an error: with TLS, a proxy passes it on unread."""
+        through = _through(self.url) if self.url.startswith("http:") else ""
+        redirects = f" redirects to {without_query(answer.redirected)}, which" if answer.redirected else ""
+        return f"{self.url}{through}{redirects}"
 
     def _refusal(self, answer: Answer) -> str:
-        if answer.status == 401:
-            return f"{self.url} needs a user and a password: --url http://USER:PASSWORD@HOST:PORT"
         if answer.status == 404:
-            return f"{self.url} is not a Prometheus: it has no /api/v1"
-        why = answers.error_of(answer.body) or answer.reason
-        return f"{self.url} answers {answer.status}: {why[:ERROR_LENGTH]}"
+            return f"{self._source(answer)} is not a Prometheus: it has no /api/v1"
+        why = (answers.error_of(answer.body) or answer.reason)[:ERROR_LENGTH]
+        hint = f" ({TENANT if 'org id' in why else LOGIN})" if answer.status == 401 else ""
+        return f"{self._source(answer)} answers {answer.status}: {why}{hint}"
+
+
+def connector(given: Sequence[str]) -> Callable[[str, float | None], Prometheus]:
+    """Return a function that connects to a URL with the headers of --header and of the environment.
+
+    Each is `Name: value`, or `@FILE` with one a line; the last one of a name counts. They are read at the first call,
+    which raises PrometheusError if one is wrong.
+    """
+
+    @functools.cache
+    def headers() -> Mapping[str, str]:
+        texts = [(HEADERS_VARIABLE, text) for text in _full_lines(os.environ.get(HEADERS_VARIABLE, ""))]
+        texts += [("--header", text) for text in given]
+        return dict(_header(source, line) for origin, text in texts for source, line in _lines(origin, text))
+
+    return lambda url, at: Prometheus(url, at, headers=headers())
+
+
+def _lines(origin: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield a header, or those of the file that it names, each with its source for an error."""
+    if not text.startswith("@"):
+        yield origin, text
+        return
+    try:
+        with Path(text[1:]).open(encoding="ascii") as file:
+            content = file.read(HEADERS_LIMIT)
+    except (OSError, ValueError) as error:
+        raise PrometheusError(f"{origin} {text}: {reason_of(error)}") from None
+    yield from ((f"{origin} {text}", line) for line in _full_lines(content))
+
+
+def _full_lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _header(source: str, line: str) -> tuple[str, str]:
+    """Return the name and the value of a header. Raises PrometheusError, without the value, which may be secret."""
+    name, colon, value = line.partition(":")
+    value = value.strip()
+    if not colon or not NAME.fullmatch(name):
+        begin = re.split(r"[^\w-]", line, maxsplit=1)[0][:20]
+        raise PrometheusError(f"{source}: '{begin}...' is not of the form 'Name: value'")
+    if not value or not value.isascii() or not value.isprintable():
+        raise PrometheusError(f"{source}: {name}: its value is {'not printable ASCII' if value else 'empty'}")
+    return name.title(), value
+
+
+def _through(url: str) -> str:
+    """Return which proxy is asked for a URL, without its password, as a phrase for an error; empty without one."""
+    proxy = proxy_of(url).rpartition("@")[2].rpartition("//")[2].rstrip("/")
+    return f" through the proxy {proxy}" if proxy else ""
 
 
 def _split(url: str) -> urllib.parse.SplitResult:
@@ -94,11 +175,11 @@ def _without_password(parts: urllib.parse.SplitResult) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def _credentials(parts: urllib.parse.SplitResult) -> str:
+def _credentials(parts: urllib.parse.SplitResult) -> Mapping[str, str]:
     if parts.username is None:
-        return ""
+        return NO_HEADERS
     pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
-    return f"Basic {base64.b64encode(pair.encode()).decode()}"
+    return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
 
 def quoted(text: str) -> str:
