@@ -39,7 +39,7 @@ from rankscope_exporter.report.runs import reporter
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.connections import Connections
-from rankscope_exporter.web.listeners import listening
+from rankscope_exporter.web.listeners import address_name, listening
 from rankscope_exporter.web.protocol import protocol
 from rankscope_exporter.worker import Worker
 
@@ -158,9 +158,8 @@ def _return_large_blocks() -> None:
 
 
 def _serve(configuration: uvicorn.Config, listeners: list[socket.socket], scheme: str) -> None:
-    host, port = listeners[0].getsockname()[:2]
-    address = f"[{host}]" if ":" in host else host
-    logger.info("rankscope-exporter %s listening on %s://%s:%s", __version__, scheme, address, port)
+    addresses = dict.fromkeys(f"{scheme}://{address_name(one.getsockname())}" for one in listeners)
+    logger.info("rankscope-exporter %s listening on %s", __version__, ", ".join(addresses))
     # uvicorn raises the signal again when it has stopped. That would kill the process before it saves its state.
     signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.Server(configuration).run(sockets=listeners)
@@ -172,7 +171,7 @@ def _listening(settings: Config) -> Iterator[list[socket.socket]]:
         try:
             listeners = opened.enter_context(listening(settings.host, settings.port))
         except OSError as error:
-            address = f"{settings.host}:{settings.port}"
+            address = error.filename or settings.listen_address
             raise StartError(f"--web.listen-address: cannot listen on {address}: {error.strerror or error}") from error
         yield listeners
 

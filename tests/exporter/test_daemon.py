@@ -7,9 +7,12 @@ import re
 import socket
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import uvicorn
 from testing.exporter_process import EXPORTER, eventually, exporter, exporter_process, metrics, status
 from testing.records import rank_info
 from tests.exporter.gpu.allocation.kubelet import Kubelet
@@ -217,6 +220,26 @@ def states(url: str) -> list[str]:
     """Return the state of each GPU, in order."""
     found = (re.search(r'^rankscope_gpu_state_info\{.*state="(\w+)"', line) for line in metrics(url))
     return [match[1] for match in found if match]
+
+
+def test_the_log_names_each_address(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(uvicorn, "Server", lambda _: SimpleNamespace(run=lambda **_: None))
+    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    caplog.set_level("INFO")
+    with ExitStack() as opened:
+        first, second = (
+            opened.enter_context(socket.create_server((host, 0), family=family))
+            for host, family in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6))
+        )
+        daemon._serve(uvicorn.Config("", log_config=None), [first, first, second], "https")
+        ports = [one.getsockname()[1] for one in (first, second)]
+    assert caplog.messages[0].endswith(f" listening on https://127.0.0.1:{ports[0]}, https://[::1]:{ports[1]}")
+
+
+def test_an_unknown_name_is_reported() -> None:
+    assert start_error("--web.listen-address=gpu01.invalid:7").startswith(
+        "rankscope-exporter: --web.listen-address: cannot listen on gpu01.invalid:7: "
+    )
 
 
 def test_a_port_in_use_is_reported(free_port: int) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from rankscope_exporter.web import limits, listeners
-from rankscope_exporter.web.listeners import listening
+from rankscope_exporter.web.listeners import address_name, listening
 
 
 @pytest.fixture
@@ -61,13 +63,113 @@ def test_responses_are_sent_without_delay(opened: ExitStack) -> None:
     assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_it_listens_on_ipv4_ipv6_and_host_names(opened: ExitStack) -> None:
-    for host, source in (("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("localhost", "127.0.0.1")):
-        sockets = opened.enter_context(listening(host, 0))
-        assert len({one.getsockname()[1] for one in sockets}) == 1
-        family = socket.AF_INET6 if host == "::1" else sockets[0].family
-        connect(opened, sockets[0].getsockname()[1], "::1" if family == socket.AF_INET6 else source)
-        assert len(ready(sockets)) == 1
+V4, OTHER_V4, V6 = ("127.0.0.1", 0), ("127.0.0.2", 0), ("::1", 0, 0, 0)
+NOT_HERE, NOT_HERE_V6 = ("192.0.2.1", 0), ("2001:db8::1", 0, 0, 0)
+
+
+@pytest.fixture
+def resolve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that gives each name these addresses."""
+    getaddrinfo = socket.getaddrinfo
+
+    def to(*addresses: tuple[Any, ...]) -> None:
+        def found(_host: str, port: int, **options: Any) -> list[tuple[Any, ...]]:
+            return [
+                (*getaddrinfo(address[0], port, **options)[0][:4], (address[0], port, *address[2:]))
+                for address in addresses
+            ]
+
+        monkeypatch.setattr(listeners.socket, "getaddrinfo", found)
+
+    return to
+
+
+def hosts(sockets: Sequence[socket.socket]) -> list[str]:
+    """Return the addresses of the sockets, which have one port."""
+    assert len({one.getsockname()[1] for one in sockets}) == 1
+    return [*dict.fromkeys(one.getsockname()[0] for one in sockets)]
+
+
+@pytest.mark.parametrize(("host", "source"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("localhost", "127.0.0.1")])
+def test_it_listens_on_ipv4_ipv6_and_host_names(opened: ExitStack, host: str, source: str) -> None:
+    sockets = opened.enter_context(listening(host, 0))
+    connect(opened, sockets[0].getsockname()[1], source)
+    assert len(ready(sockets)) == 1
+
+
+@pytest.mark.parametrize("addresses", [(V6, V4), (V4, V6), (V4, OTHER_V4, V6), (V4, V6, V4, V6)])
+def test_it_listens_on_each_address_of_a_name(
+    opened: ExitStack,
+    resolve: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    addresses: tuple[tuple[Any, ...], ...],
+) -> None:
+    resolve(*addresses)
+    sockets = opened.enter_context(listening("gpu01", 0))
+    monkeypatch.undo()
+    assert hosts(sockets) == [*dict.fromkeys(address[0] for address in addresses)]
+    assert len(sockets) <= limits.ACCEPT_QUEUES
+    for host in hosts(sockets):
+        opened.enter_context(socket.create_connection((host, sockets[0].getsockname()[1]), timeout=10))
+    assert len(ready(sockets)) == len(hosts(sockets))
+
+
+@pytest.mark.parametrize("addresses", [(NOT_HERE_V6, V4), (V4, NOT_HERE), (NOT_HERE, V4, NOT_HERE_V6)])
+def test_it_leaves_out_an_address_that_the_machine_does_not_have(
+    opened: ExitStack,
+    resolve: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    addresses: tuple[tuple[Any, ...], ...],
+) -> None:
+    resolve(*addresses)
+    assert hosts(opened.enter_context(listening("gpu01", 0))) == ["127.0.0.1"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (len(addresses) - 1)
+    assert "not listening on" in caplog.text
+    assert "Cannot assign requested address" in caplog.text
+
+
+def test_it_listens_on_ipv4_if_the_kernel_has_no_ipv6(
+    opened: ExitStack, resolve: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = socket.socket
+
+    def without_ipv6(family: int = -1, *more: Any, **options: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return make(family, *more, **options)
+
+    resolve(V6, V4)
+    monkeypatch.setattr(listeners.socket, "socket", without_ipv6)
+    assert hosts(opened.enter_context(listening("localhost", 0))) == ["127.0.0.1"]
+
+
+def test_a_name_without_an_address_of_this_machine_is_an_error_with_the_address(
+    opened: ExitStack, resolve: Callable[..., None]
+) -> None:
+    resolve(NOT_HERE_V6, NOT_HERE)
+    with pytest.raises(OSError, match=r"Cannot assign requested address: '\[2001:db8::1\]:7'"):
+        opened.enter_context(listening("gpu01", 7))
+
+
+@pytest.mark.parametrize("taken", [V4, V6])
+def test_a_port_in_use_at_one_address_of_a_name_is_an_error_with_the_address(
+    opened: ExitStack, resolve: Callable[..., None], taken: tuple[Any, ...]
+) -> None:
+    family = socket.AF_INET6 if taken is V6 else socket.AF_INET
+    port = opened.enter_context(socket.create_server(taken[:2], family=family)).getsockname()[1]
+    resolve(V4, V6)
+    with pytest.raises(OSError, match="Address already in use") as raised:
+        opened.enter_context(listening("localhost", port))
+    assert raised.value.filename == address_name((taken[0], port))
+
+
+def test_any_ipv6_address_is_any_ipv4_address_too(opened: ExitStack) -> None:
+    sockets = opened.enter_context(listening("::", 0))
+    for source in ("127.0.0.1", "::1"):
+        connect(opened, sockets[0].getsockname()[1], source)
+    ipv4 = opened.enter_context(listening("0.0.0.0", 0))
+    with pytest.raises(ConnectionRefusedError):
+        connect(opened, ipv4[0].getsockname()[1], "::1")
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1"])
