@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from anyio.to_thread import current_default_thread_limiter
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,7 +18,7 @@ from rankscope_exporter.web.connections import Page
 from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
 from rankscope_exporter.web.pages import Pages, SingleFlight, send_page, track_page, wait_for_turn
 from rankscope_exporter.web.status_assets import POLICY
-from rankscope_exporter.web.status_page import render_status
+from rankscope_exporter.web.status_page import link_below, render_status
 
 READ = ["GET", "HEAD"]
 NEGOTIATION_HEADERS = (b"accept", b"accept-encoding")
@@ -76,8 +76,9 @@ def create_app(scrape: Scrape, gpus: Gpus, reporter: Reporter | None = None, *, 
     status_page = SingleFlight(lambda: render_status(scrape.collect(), reporter))
 
     @app.api_route("/", methods=READ)
-    async def status() -> Response:
-        return HTMLResponse(await status_page.next(), headers={"Content-Security-Policy": POLICY})
+    async def status(request: Request) -> Response:
+        page = link_below(await status_page.next(), request.headers.get("X-Forwarded-Prefix", ""))
+        return HTMLResponse(page, headers={"Content-Security-Policy": POLICY, "Vary": "X-Forwarded-Prefix"})
 
     if reporter:
         _add_api(app, reporter)

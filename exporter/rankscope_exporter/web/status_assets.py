@@ -36,13 +36,17 @@ td.n,th.n{padding-right:.6rem}td.text{white-space:normal}}
     + f".p-own{{background:{OWN_COLOR}}}\n"
 )
 
-# If the exporter stops, the page must not look current.
+# Relative links are wrong if a reverse proxy shows the page as /PREFIX, without a slash. fetch() refuses a URL with a
+# user and a password. If the exporter stops, the page must not look current.
 SCRIPT = f"""
+const shown=location.origin+location.pathname;
+for(const link of document.querySelectorAll("nav a"))
+  link.setAttribute("href",new URL(link.getAttribute("href"),shown.replace(/\\/?$/,"/")));
 let read=Date.now();
 setInterval(async()=>{{
   if(document.hidden)return;
   try{{
-    const answer=await fetch(location.href,{{cache:"no-store"}});
+    const answer=await fetch(shown+location.search,{{cache:"no-store"}});
     if(!answer.ok)throw answer.status;
     const page=new DOMParser().parseFromString(await answer.text(),"text/html");
     document.querySelector("main").replaceWith(page.querySelector("main"));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from html import escape
@@ -18,6 +19,7 @@ from rankscope_exporter.web.status_gpus import gpu_table
 from rankscope_exporter.web.status_runs import legend, run_section
 from rankscope_exporter.web.verdict import title, verdict
 
+PREFIX = re.compile(r"(/[\w.~%@:+=-]+)+/?", re.ASCII)
 SKIP_REASON_TEXTS = {
     "truncated": "truncated",
     "foreign": "no rank record",
@@ -49,6 +51,14 @@ def render_status(families: Sequence[Metric], reporter: Reporter | None = None, 
 <nav><a href="metrics">/metrics</a><a href="api/v1/runs">/api/v1/runs</a><a href="-/healthy">/-/healthy</a>\
 <a href="-/ready">/-/ready</a></nav>
 <script>{SCRIPT}</script></body></html>"""
+
+
+def link_below(page: str, prefix: str) -> str:
+    """Return the page with links below the prefix under which a reverse proxy shows it; as it is, if that is no path.
+
+    A relative link is wrong if the page's URL is the prefix without a slash at its end.
+    """
+    return page.replace('<a href="', f'<a href="{prefix.rstrip("/")}/') if PREFIX.fullmatch(prefix) else page
 
 
 def _main(values: Values, node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:

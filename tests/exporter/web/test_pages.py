@@ -6,7 +6,10 @@ import asyncio
 import base64
 import hashlib
 import itertools
+import json
 import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -157,6 +160,55 @@ def test_every_link_of_the_status_page_works_behind_a_proxy_that_strips_a_prefix
     targets = {urljoin(base, link) for link in links if not urlsplit(link).netloc}
     assert {f"{base}{page}" for page in ("metrics", "api/v1/runs", "-/healthy", "-/ready")} <= targets
     assert {client.get(target.removeprefix(base.rstrip("/"))).status_code for target in targets} == {200}
+
+
+@pytest.mark.parametrize("url", ["/gpu01", "/gpu01/"])
+@pytest.mark.parametrize("prefix", ["/gpu01", "/gpu01/"])
+def test_the_links_lead_below_the_prefix_that_a_proxy_names(client: TestClient, prefix: str, url: str) -> None:
+    page = client.get("/", headers={"X-Forwarded-Prefix": prefix}).text
+    links = re.findall(r'<a href="([^"]*)"', page)
+    assert {urljoin(url, link) for link in links} == {
+        f"/gpu01/{page}" for page in ("metrics", "api/v1/runs", "-/healthy", "-/ready")
+    }
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "/", "//evil.example", "https://evil.example", '/"><script>', "/a b", "/a//b", "/a, /b", "gpu01"]
+)
+def test_a_prefix_that_is_no_path_changes_no_link(client: TestClient, prefix: str) -> None:
+    assert '<a href="metrics">' in client.get("/", headers={"X-Forwarded-Prefix": prefix}).text
+
+
+BROWSER = """
+const seen={};
+const link=href=>({getAttribute:()=>href,setAttribute:(_,to)=>seen[href]=`${to}`});
+globalThis.location=new URL(process.argv[1]);
+globalThis.document={querySelectorAll:()=>[link("metrics"),link("/gpu01/-/ready")],querySelector:()=>({})};
+globalThis.fetch=async to=>{seen.page=to;throw 0};
+globalThis.setInterval=async refresh=>{await refresh();console.log(JSON.stringify(seen))};
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node here to run the script")
+@pytest.mark.parametrize(
+    ("url", "page", "base"),
+    [
+        ("https://gpu01:10417/", "https://gpu01:10417/", "https://gpu01:10417/"),
+        ("https://host/gpu01", "https://host/gpu01", "https://host/gpu01/"),
+        ("https://host/gpu01/?a=b#c", "https://host/gpu01/?a=b", "https://host/gpu01/"),
+        ("https://user:secret@host/", "https://host/", "https://host/"),
+    ],
+)
+def test_the_script_reads_its_own_page_and_corrects_links_without_a_slash(
+    client: TestClient, url: str, page: str, base: str
+) -> None:
+    script = client.get("/").text.partition("<script>")[2].partition("</script>")[0]
+    done = subprocess.run(["node", "-e", BROWSER + script, url], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == {
+        "page": page,
+        "metrics": f"{base}metrics",
+        "/gpu01/-/ready": urljoin(base, "/gpu01/-/ready"),
+    }
 
 
 def test_requests_during_a_rendering_share_the_next_page() -> None:
