@@ -13,7 +13,7 @@ from rankscope.guard import logger
 from rankscope.process import identity
 from rankscope.process.environment import labels, number
 from rankscope.record import layout
-from rankscope.record.clock import boot_id
+from rankscope.record.clock import MACHINE, boot_id, own_clocks
 from rankscope.record.directory import opened, weakness
 from rankscope.record.free_rank import free_rank
 from rankscope.record.old_records import parent_rank, remove_old_records
@@ -154,7 +154,9 @@ class Publication:
     def info(self) -> dict[str, Any]:
         """Return the record's current info, without entries that do not fit."""
         parent = {"parent": self._parent["pid"]} if self._parent else {}
-        process = {"process_start": own_start(), "boot_id": boot_id()}
+        process: dict[str, Any] = {"process_start": own_start(), "boot_id": boot_id()}
+        if (clocks := own_clocks()) != MACHINE:
+            process["clocks"] = clocks
         own = {"labels": self._labels} if self._labels else {}
         info = {**self._identity, **own, "slurm": identity.slurm_job(), **parent, **process, **self._details()}
         for name, empty in OMITTABLE.items():

@@ -212,7 +212,7 @@ class RunDirectory:
         if snapshot.alive or snapshot.exit_unix is not None:
             return snapshot
         pid = self._lock_pids.get(snapshot.path, 0)
-        is_alive = is_running(pid, snapshot.info.get("process_start"))
+        is_alive = is_running(pid, snapshot.info.get("process_start"), snapshot.ahead.boottime)
         if is_alive is None:
             is_alive = snapshot.has_recent_progress
         return replace(snapshot, alive=True, lock_pid=pid, unix_offset=offset) if is_alive else snapshot

@@ -1,18 +1,21 @@
 """The node's two clocks. Ages come from CLOCK_MONOTONIC, because the wall clock may be set in either direction.
 
-Unix times are only for people and Prometheus, by the wall clock's current setting.
+Unix times are only for people and Prometheus, by the wall clock's current setting. In a time namespace (Linux 5.6), a
+container has monotonic clocks of its own: ahead of or behind the machine's by constant offsets.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from rankscope.record.layout import INDEX
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PROCESS = Path("/proc/self")
 # Seconds. A smaller change of the clocks' difference is NTP slewing, or the time between the two reads.
 STEP = 0.1
 UNIX_TIMES = (INDEX["started_unix"], INDEX["checkpoint_last_unix"])
@@ -25,6 +28,33 @@ def boot_id() -> str:
         return BOOT_ID.read_text().strip()
     except OSError:
         return ""
+
+
+class Clocks(NamedTuple):
+    """The offsets of monotonic clocks from others of the same machine, in seconds."""
+
+    monotonic: float = 0.0
+    boottime: float = 0.0
+
+    def ahead_of(self, others: Sequence[float]) -> Clocks:
+        """Return how far these clocks are ahead of others, both given by their offsets from the machine's clocks."""
+        return Clocks(self.monotonic - others[0], self.boottime - others[1])
+
+
+MACHINE = Clocks()
+
+
+def own_clocks() -> Clocks:
+    """Return the offsets of this process's clocks from the machine's: those of its time namespace."""
+    try:
+        # The kernel shows the offsets for its children, which have another namespace only after unshare(CLONE_NEWTIME).
+        if (PROCESS / "ns/time").readlink() != (PROCESS / "ns/time_for_children").readlink():
+            return MACHINE
+        lines = (PROCESS / "timens_offsets").read_text().splitlines()
+        offsets = {name: int(seconds) + int(fraction) / 1e9 for name, seconds, fraction in map(str.split, lines)}
+        return Clocks(offsets["monotonic"], offsets["boottime"])
+    except (OSError, ValueError, KeyError):  # Linux before 5.6
+        return MACHINE
 
 
 class NodeClock:

@@ -10,9 +10,10 @@ A record is one file of `SIZE` bytes per rank. Each part begins on a page:
     32768  last words    empty, or what faulthandler wrote on SIGTERM: at the end, because it may be long
 
 Counters are float64: exact for whole numbers up to 2**53. Times are seconds of CLOCK_MONOTONIC, which all processes of
-a machine share until the next boot; the info's `boot_id` identifies the boot. All unix times belong to one setting of
-the clock: if it was set, all change when one is written. Every change of the fields changes the layout digest, so that
-a reader of another version reports that instead of misreading.
+a machine share until the next boot; the info's `boot_id` identifies the boot. A process in a time namespace has a clock
+of its own: the info's `clocks` has its offset, and readers convert its times to their own clock. All unix times belong
+to one setting of the clock: if it was set, all change when one is written. Every change of the fields changes the
+layout digest, so that a reader of another version reports that instead of misreading.
 
 Each slot is valid by itself, so the fast path needs no sequence word. At each event, the time since the last event is
 charged to the open phase. So the start plus the sum of all phases is the time of the last event, and the time from
@@ -168,6 +169,7 @@ FIELDS = {
     "cuda_allocation_retries": 1,
     "cuda_out_of_memory": 1,
 }
+MONOTONIC = ("started_monotonic", "phase_since")  # the fields with a time by the rank's clock; 0 is none
 # The index of each field's first slot.
 INDEX = dict(zip(FIELDS, accumulate([0, *FIELDS.values()]), strict=False))
 SLOTS = sum(FIELDS.values())

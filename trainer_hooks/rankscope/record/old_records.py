@@ -100,4 +100,4 @@ def _runs_without_lock(rank: RankSnapshot) -> bool:
     info, pid = rank.info, str(rank.info.get("pid"))
     if rank.exit_unix is not None:
         return False
-    return bool(NUMBER.fullmatch(pid) and is_running(int(pid), info.get("process_start")))
+    return bool(NUMBER.fullmatch(pid) and is_running(int(pid), info.get("process_start"), rank.ahead.boottime))

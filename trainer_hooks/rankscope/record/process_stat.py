@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 PROCFS = Path("/proc")
 DEAD = frozenset("ZXx")  # states of ended processes, also of zombies
+TICKS = os.sysconf("SC_CLK_TCK")  # per second
 ANCESTORS_LIMIT = 64
 
 
@@ -29,10 +30,11 @@ def read_process_stat(pid: int | str, procfs: Path = PROCFS) -> ProcessStat:
     return ProcessStat(fields[0].decode() not in DEAD, int(fields[1]), int(fields[19]))
 
 
-def is_running(pid: int, start: object) -> bool | None:
+def is_running(pid: int, start: object, ahead: float = 0.0) -> bool | None:
     """Return whether the process with this ID and start time is alive; None if that is not known.
 
-    The ID alone is not enough, because the kernel reuses IDs.
+    The ID alone is not enough, because the kernel reuses IDs. This process's CLOCK_BOOTTIME is `ahead` of the one of
+    `start` by so many seconds.
     """
     if not (pid and start and isinstance(start, int)):
         return None
@@ -40,7 +42,7 @@ def is_running(pid: int, start: object) -> bool | None:
         process = read_process_stat(pid)
     except OSError:
         return None if exists(pid) else False  # it may be hidden
-    return process.is_alive and process.start == start
+    return process.is_alive and abs(process.start - round(ahead * TICKS) - start) <= 1  # the kernel rounds both
 
 
 def exists(pid: int) -> bool:

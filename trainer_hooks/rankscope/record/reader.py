@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rankscope.record import layout
-from rankscope.record.clock import boot_id
+from rankscope.record.clock import MACHINE, Clocks, boot_id, own_clocks
 from rankscope.record.directory import open_untrusted
 from rankscope.record.labels import are_labels
 from rankscope.record.layout import FIELDS, INDEX
@@ -50,6 +50,7 @@ def read_rank(
 ) -> RankSnapshot:
     """Return a consistent snapshot of a record. `directory`, if given, is an open descriptor of its directory.
 
+    Its monotonic times are by this process's clock, also if the rank has another one, in a time namespace.
     The rings of the last steps, half of the file, are read only `with_steps`. `unix_offset` is the offset from
     monotonic to unix time; by default by the clocks' current setting. Raises FileNotFoundError if there is no such
     file, else UnreadableRecordError.
@@ -63,7 +64,8 @@ def read_rank(
         spoke_last_words = os.pread(descriptor, 1, layout.LAST_WORDS_OFFSET) != b"\0"
         modified = os.fstat(descriptor).st_mtime
     info = _info(path, data)
-    if lock_pid and is_running(lock_pid, info.get("process_start")) is False:
+    ahead = _own_clocks().ahead_of(info.get("clocks", MACHINE))
+    if lock_pid and is_running(lock_pid, info.get("process_start"), ahead.boottime) is False:
         lock_pid = None  # a process with the same descriptors keeps the lock of an ended one
     if unix_offset is None:
         unix_offset = time.time() - time.monotonic()
@@ -71,14 +73,21 @@ def read_rank(
     return RankSnapshot(
         path=path,
         alive=lock_pid is not None,
-        slots=_slots(path, data, info),
+        slots=_slots(path, data, info, ahead.monotonic),
         info=info,
         last_words_at=modified if spoke_last_words else None,
         read_monotonic=time.monotonic(),
         lock_pid=lock_pid or 0,
         rings=rings,
         unix_offset=unix_offset if is_of_this_boot else None,
+        ahead=ahead,
     )
+
+
+@lru_cache(maxsize=1)
+def _own_clocks() -> Clocks:
+    """Return the reader's clocks, cached: it reads every second."""
+    return own_clocks()
 
 
 def _rings(descriptor: int, path: Path) -> Rings:
@@ -176,6 +185,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
         or not are_labels(info.get("labels", {}))
         or not all(_are_texts_by(layout.TRACKERS, info.get(name, {})) for name in ("tracker_ids", "tracker_urls"))
         or not all(url == "" or is_link(url) for url in info.get("tracker_urls", {}).values())
+        or not _are_clocks(info.get("clocks", MACHINE))
     ):
         raise ValueError("unexpected structure")
     # Cache nothing that takes many times as much memory as its text.
@@ -195,6 +205,12 @@ def _are_texts_by(names: Sequence[str], value: object) -> bool:
     return isinstance(value, dict) and value.keys() <= set(names) and _are_texts(list(value.values()))
 
 
+def _are_clocks(value: Any) -> bool:
+    if not isinstance(value, (list, tuple)) or len(value) != len(MACHINE):
+        return False
+    return all(isinstance(offset, (int, float)) and abs(offset) <= LARGEST for offset in value)  # false for NaN
+
+
 def _are_names(value: object) -> bool:
     if not _are_texts(value) or not all(map(is_name, value)):
         return False
@@ -202,7 +218,8 @@ def _are_names(value: object) -> bool:
     return len(names) <= layout.MAX_PHASES and len(names) == len(set(names))
 
 
-def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
+def _slots(path: Path, data: bytes, info: dict[str, Any], ahead: float) -> tuple[float, ...]:
+    """Return the slots, with times by the reader's clock, which is `ahead` of the rank's by so many seconds."""
     slots = _SLOTS.unpack_from(data, layout.SLOTS_OFFSET)
     phases = len(layout.PHASES) + len(info.get("phases", ()))
     # NaN makes the sum NaN, and each comparison with NaN is false.
@@ -212,7 +229,10 @@ def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     # OpenMetrics requires integers in a histogram's buckets.
     if not (are_values and is_in_order and all(map(float.is_integer, slots[_BUCKETS]))):
         raise UnreadableRecordError("foreign", path, "values that no rank can have written")
-    return slots
+    if not ahead:  # nearly always
+        return slots
+    moved = {INDEX[name]: slots[INDEX[name]] + ahead for name in layout.MONOTONIC if slots[INDEX[name]]}
+    return tuple(moved.get(index, value) for index, value in enumerate(slots))
 
 
 def lock_holder(descriptor: int) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankscope.record import layout
-from rankscope.record.clock import STEP
+from rankscope.record.clock import MACHINE, STEP, Clocks
 from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.numbers import LARGEST
 
@@ -69,6 +69,8 @@ class RankSnapshot:
     unix_offset: float | None = None
     """Offset from monotonic to unix time, by the node's clock at the time of reading. None for a record of another
     boot."""
+    ahead: Clocks = MACHINE
+    """How far the reader's clocks are ahead of the rank's. The slots are converted already, the rings are not."""
 
     def __getitem__(self, field: str) -> float:
         return self.slots[INDEX[field]]
@@ -136,7 +138,8 @@ class RankSnapshot:
         oldest = max(number, int(newest) + 2 - layout.RING_STEPS, 1)
         ring = memoryview(self.rings.steps).cast("d")
         entries = [_entry(ring, at, layout.RING_STEPS) for at in range(oldest, int(self["steps"]) + 1)]
-        return [step for before, after in pairwise(entries) if before and after and (step := _step(before, after))]
+        steps = (_step(before, after, self.ahead.monotonic) for before, after in pairwise(entries) if before and after)
+        return [step for step in steps if step]
 
     def device_steps_after(self, nth: int) -> list[DeviceStep]:
         """Return the measured steps after the `nth` in the device ring, in order; as in `steps_after`."""
@@ -146,7 +149,7 @@ class RankSnapshot:
         oldest = max(nth + 1, int(newest) + 2 - layout.DEVICE_RING_STEPS, 1)
         ring = memoryview(self.rings.device).cast("d")
         entries = [_entry(ring, at, layout.DEVICE_RING_STEPS) for at in range(oldest, int(self["device_steps"]) + 1)]
-        return [step for entry in entries if entry and (step := _device_step(entry))]
+        return [step for entry in entries if entry and (step := _device_step(entry, self.ahead.monotonic))]
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -227,18 +230,18 @@ def _entry(ring: memoryview[float], number: int, steps: int) -> Entry | None:
     return entry if entry and entry[0] == number else None
 
 
-def _step(before: Entry, after: Entry) -> Step | None:
-    """Return the step between two entries; None if the values are invalid."""
+def _step(before: Entry, after: Entry, ahead: float) -> Step | None:
+    """Return the step between two entries, with its end by a clock `ahead`; None if the values are invalid."""
     seconds = after[1] - before[1]
     phases = tuple(map(sub, after[_RING_PHASES], before[_RING_PHASES]))
     # NaN fails too: a sum with NaN is NaN, and each comparison with NaN is false.
     is_later = 0.0 <= before[1] < after[1] <= LARGEST
     is_a_step = is_later and min(phases) >= 0.0 and sum(phases) <= seconds + _ROUNDING
-    return Step(int(after[0]), after[1], seconds, phases) if is_a_step else None
+    return Step(int(after[0]), after[1] + ahead, seconds, phases) if is_a_step else None
 
 
-def _device_step(entry: Entry) -> DeviceStep | None:
-    """Return a measured step; None if the values are invalid."""
+def _device_step(entry: Entry, ahead: float) -> DeviceStep | None:
+    """Return a measured step, with its end by a clock `ahead`; None if the values are invalid."""
     nth, number, end, sequence, *phases = entry
     is_valid = min(entry) >= 0.0 and sum(entry) <= LARGEST and sum(phases) > 0.0  # NaN fails, as above
-    return DeviceStep(int(nth), int(number), end, int(sequence), tuple(phases)) if is_valid else None
+    return DeviceStep(int(nth), int(number), end + ahead, int(sequence), tuple(phases)) if is_valid else None
