@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
-from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.diagnosis.readings import RankReading, are_stopped
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 ROW_SECONDS = 15.0
@@ -90,6 +90,8 @@ class History:
         self._stalled = 0.0
         """Seconds without progress at the last reading: the accuracy of a pause is the time between two readings."""
         self._planned = ""
+        self._stopped_at = -math.inf
+        """The last time when all ranks were stopped: the time until then is no pause of theirs."""
         self._checkpoint = 0.0
         self._activity = Activity(thresholds.idle)
         self._stepped_since: float | None = None
@@ -130,6 +132,8 @@ class History:
             self._began, self._progress, self._stalled, self._planned = began, -math.inf, 0.0, ""
             if self._stepped_since is not None and self._stepped_since < began:
                 self._stepped_since = None
+        if are_stopped(ranks):
+            self._stopped_at = at
         has_stepped = any(one.counters.steps > 0 for one in ranks)
         if has_stepped and self._stepped_since is None:
             self._stepped_since = at
@@ -139,7 +143,7 @@ class History:
             if self._stalled > MIN_PAUSE and has_stepped:
                 self._add_pause(Pause(at, self._stalled, self._planned))
             self._planned, self._progress = "", progress
-        self._stalled = at - self._progress
+        self._stalled = at - max(self._progress, self._stopped_at)
         self._planned = next((one.phase for one in ranks if one.phase in phases.PLANNED), self._planned)
 
     def _add_pause(self, pause: Pause) -> None:
@@ -225,6 +229,7 @@ class History:
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
             amp_skips=skips,
             idle=self._activity.idle_seconds(at),
+            runs_for=at - self._stopped_at,
         )
 
     def _checkpoint_ratio(self, span: float) -> float:

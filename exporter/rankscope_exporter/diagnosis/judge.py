@@ -11,7 +11,7 @@ from typing import Any
 from rankscope.record import phases
 from rankscope_exporter.diagnosis import lost
 from rankscope_exporter.diagnosis.detectors import STATES, checkpoint, rotating, straggler, utilization
-from rankscope_exporter.diagnosis.detectors.hang import is_interactive
+from rankscope_exporter.diagnosis.detectors.hang import STOPPED, is_interactive
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
@@ -19,7 +19,7 @@ from rankscope_exporter.diagnosis.history import History, finite
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json, findings_to_json
 from rankscope_exporter.diagnosis.priority import explanation
-from rankscope_exporter.diagnosis.readings import RankReading, Run, reading_from_json, reading_to_json
+from rankscope_exporter.diagnosis.readings import RankReading, Run, are_stopped, reading_from_json, reading_to_json
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 Readings = Mapping[int, RankReading]
@@ -114,21 +114,26 @@ class RunJudge:
     def _reset_if_ranks_changed(self, readings: Readings) -> None:
         """Drop the measurements if a rank has started or ended: they belong to other processes.
 
-        The other ranks still wait for a rank that has ended, so no rank can be seen as late.
+        The other ranks still wait for a rank that has ended, so no rank can be seen as late. Also if all ranks are
+        stopped or continued: no rank is late for the time between.
         """
         last, self._last = self._last, readings
         is_another = any(one.began >= self._restored_at for one in readings.values())
         self._restored_at = inf
         if is_another:
             self._states = StateFindings()
-        if is_another or any(_has_changed(last.get(number), now) for number, now in readings.items()):
-            self._readings, self._accounted = deque(), None
+        has_changed = is_another or any(_has_changed(last.get(number), now) for number, now in readings.items())
+        if has_changed:
+            self._accounted = None
+        if has_changed or are_stopped(last.values()) != are_stopped(readings.values()):
+            self._readings = deque()
             self._losses.forget()
 
     def _account(self, at: float, readings: Readings) -> Mapping[str, float]:
         """Return the GPU seconds by cause since they were last returned; empty for ACCOUNTING_SECONDS after that.
 
-        The time since the last progress of a run that may hang is left for later: it is stall if the run hangs.
+        The time since the last progress of a run that may hang is left for later: it is stall if the run hangs, or if
+        all ranks are stopped.
         """
         if self._accounted is None:
             self._accounted = self._moving = at, readings
@@ -137,7 +142,8 @@ class RunJudge:
         if at - begin < ACCOUNTING_SECONDS and not (has_moved and self._states.is_hung):
             return {}
         window = self._window(before, readings)
-        if not has_moved and self._may_hang(window.run):
+        is_stop = are_stopped(readings.values())
+        if not has_moved and (begin < self._moving[0] if is_stop else self._may_hang(window.run)):
             at, readings = self._moving
             if at <= begin:
                 return {}
@@ -195,7 +201,8 @@ class RunJudge:
 
     def _window(self, before: Readings, readings: Readings) -> Window:
         facts = compare(self.run, before, readings)
-        losses = lost.lost(facts, self._thresholds, is_stuck=self._states.is_hung)
+        is_stuck = self._states.is_hung or are_stopped(before.values()) or are_stopped(readings.values())
+        losses = lost.lost(facts, self._thresholds, is_stuck=is_stuck)
         return Window(facts, losses, self._thresholds)
 
     def _recent(self, readings: Readings) -> Window:
@@ -244,7 +251,9 @@ class RunJudge:
                 lacks = "explained" if explanation(candidate, found) else candidate.lacks
                 yield Pending(candidate, lacks, candidate.needed - self._states.lasted(candidate, at))
         is_hanging = any(candidate.kind == "hang" for candidate in states)
-        if is_interactive(window.run) and window.run.stalled > self._thresholds.stuck_floor and not is_hanging:
+        if window.run.ranks and are_stopped(one.now for one in window.run.ranks):
+            yield Pending(Candidate("hang", 1.0, STOPPED), "paused")
+        elif is_interactive(window.run) and window.run.stalled > self._thresholds.stuck_floor and not is_hanging:
             yield Pending(Candidate("hang", 1.0, "other"), "interactive")
 
     def _pending_stragglers(self, window: Window, found: Sequence[Candidate]) -> Iterator[Pending]:

@@ -6,7 +6,7 @@ unknown value is absent (None, or no key), never 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from math import isfinite
@@ -158,6 +158,8 @@ class RankReading:
     amp_scale: float | None = None
     checkpoints: float = 0.0
     last_checkpoint: float | None = None
+    is_stopped: bool = False
+    """True if the kernel does not run its process, by a signal, a debugger or a cgroup's freezer."""
     children: int | None = None
     """The number of child processes, mostly loader workers."""
     stage: int | None = None
@@ -167,6 +169,12 @@ class RankReading:
     settings: Mapping[str, str] = field(default_factory=dict)
     gpu: GpuReading | None = None
     counters: Counters = field(default_factory=Counters)
+
+
+def are_stopped(ranks: Iterable[RankReading]) -> bool:
+    """Return whether all living ranks are stopped, as by a scheduler that suspends their job."""
+    living = [one for one in ranks if one.ended is None]
+    return bool(living) and all(one.is_stopped for one in living)
 
 
 Run = tuple[str, str]

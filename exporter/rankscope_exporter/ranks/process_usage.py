@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,11 @@ PROCFS = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 ALLOWED_CPUS = re.compile(rb"^Cpus_allowed_list:\s+([\d,-]+)$", re.MULTILINE)
+CGROUPS = Path("/sys/fs/cgroup")
+STOPPED = (b"T", b"t")
+"""The process states `stopped` (SIGSTOP) and `tracing stop` (a debugger)."""
+FROZEN = re.compile(rb"^(?:frozen 1|FROZEN)$", re.MULTILINE)
+"""A frozen cgroup, in version 2 and 1."""
 READ_BYTES = re.compile(rb"^read_bytes: (\d+)$", re.MULTILINE)
 
 
@@ -38,6 +44,8 @@ class Usage:
     """Children that were not read because there are too many. Values that include children are then unknown."""
     descendants: int = 0
     """Children and their descendants that were read, or counted before there were too many."""
+    is_stopped: bool = False
+    """True if a signal or a debugger has stopped the process."""
 
 
 def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("inf"), *, generations: int = 1) -> Usage:
@@ -47,7 +55,8 @@ def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("i
     than the limit in all. Raise OSError if the process is gone or hidden.
     """
     process = f"{procfs}/{pid}"
-    own, waited_for, resident = _parse_stat(_read(f"{process}/stat"))
+    stat = _read(f"{process}/stat")
+    own, waited_for, resident = _parse_stat(stat)
     # Read children after the process: a child that ends in between is missed once, instead of counted twice.
     read_bytes = _read_bytes(process)
     children = _children(process, pid)
@@ -66,7 +75,31 @@ def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("i
         resident=resident,
         unread_children=unread,
         descendants=len(counted) if len(children or ()) <= children_limit else 0,
+        is_stopped=stat.rpartition(b")")[2].split()[0] in STOPPED,
     )
+
+
+def is_frozen(pid: int, procfs: Path = PROCFS, cgroups: Path = CGROUPS) -> bool:
+    """Return whether a cgroup's freezer has stopped a process; false if that is not known.
+
+    Its process state does not show that. `docker pause` and `systemctl freeze` use it.
+    """
+    try:
+        lines = (procfs / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return False
+    for _, controllers, place in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers == "":
+            files = [f"{cgroups}{mount}{place}/cgroup.events" for mount in ("", "/unified")]
+        elif "freezer" in controllers.split(","):
+            files = [f"{cgroups}/freezer{place}/freezer.state"]
+        else:
+            continue
+        for file in files:
+            with suppress(OSError):
+                if FROZEN.search(_read(file)):
+                    return True
+    return False
 
 
 def allowed_cpus(pid: int, procfs: Path = PROCFS) -> frozenset[int]:

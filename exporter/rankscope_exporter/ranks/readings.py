@@ -58,6 +58,7 @@ def reading(
         amp_scale=snapshot["amp_scale"] if any(map(snapshot.__getitem__, SCALER)) else None,
         checkpoints=snapshot["checkpoints"],
         last_checkpoint=_last_checkpoint(snapshot),
+        is_stopped=bool(process and process.is_stopped),
         children=process.usage.children if process and process.usage else None,
         gpu=gpu.without(uuids or {}, rank.uuid) if gpu else None,
         counters=counters,

@@ -49,7 +49,8 @@ def summary(run: RunReport) -> Iterator[str]:
 def notes(run: RunReport) -> Iterator[str]:
     """Yield the candidates that are not findings yet, and the reason if the run is not diagnosed."""
     for one in [one for one in run.pending if one.lacks != "explained"][:PENDING_SHOWN]:
-        yield f"Not yet an alert: {one.sentence} ({pending_reason(one)})"
+        text = f"{one.sentence} ({pending_reason(one)})"
+        yield text if one.lacks == "paused" else f"Not yet an alert: {text}"
     if run.not_judged_reason and run.living:
         yield f"Run {run.run} is not diagnosed here: {run.not_judged_reason}."
 

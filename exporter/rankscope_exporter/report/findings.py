@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankscope_exporter.diagnosis import words
+from rankscope_exporter.diagnosis.detectors.hang import STOPPED
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
 from rankscope_exporter.diagnosis.readings import Run
 
@@ -14,7 +15,7 @@ LACKS: Mapping[str, str] = {
     "startup": "it may still load data, index or compile",
     "steps": "too few steps have been compared",
     "baseline": "the run is too young to have a baseline",
-    "paused": "the run is paused",
+    "paused": "suspended by a scheduler, SIGSTOP, a debugger or a frozen cgroup; this does not alert",
     "interactive": "a single process outside of training steps, such as a notebook, does not alert",
     "explained": "another finding explains it",
     "usual": "many runs have it from their start; an increase alerts",
@@ -103,7 +104,9 @@ def report_pending(run: Run, pending: Pending) -> PendingReport:
 
 
 def _pending_sentence(run: Run, candidate: Candidate) -> str:
-    """Return what may become a finding. A start-up that is not one yet is not called a hang."""
+    """Return what may become a finding. A start-up that is not one yet, or a stopped run, is not called a hang."""
+    if candidate.kind == "hang" and candidate.cause == STOPPED and candidate.place.rank is None:
+        return f"All processes of run {run[0]} are stopped"
     if candidate.kind == "hang" and candidate.place.rank is None:
         return f"Run {run[0]} makes no steps"
     if candidate.kind == "hang" and candidate.cause == "startup" and candidate.evidence.get("ranks_behind"):

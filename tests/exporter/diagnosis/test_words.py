@@ -38,7 +38,7 @@ CAUSES: dict[str, list[str]] = {
     "data": ["cpu", "io", "unknown"],
     "stage_imbalance": [*(phase for phase in UNPLANNED if phase != "startup"), UNKNOWN],
     "network": ["network", "link", "unknown"],
-    hang.KIND: [*phases.NAMES, "tokenize", hang.INSIDE, hang.FINISHED],
+    hang.KIND: [*phases.NAMES, "tokenize", hang.INSIDE, hang.FINISHED, hang.STOPPED],
     crash.KIND: ["killed", "exception"],
     checkpoint.OVERDUE: ["overdue", "never"],
     utilization.LOW: ["batch_too_small", "memory_bound", "unknown"],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,13 +16,14 @@ import pytest
 from prometheus_client.core import Metric
 from testing.programs import Program, python, running
 from testing.records import living_rank, rank_snapshot
+from testing.waiting import eventually
 
 from rankscope.record.reader import read_rank
 from rankscope_exporter.exposition.sample_cache import SampleCache
 from rankscope_exporter.ranks import process_usage
 from rankscope_exporter.ranks.collectors.rank_processes import METRICS, RankProcess, RankProcesses
 from rankscope_exporter.ranks.metric import RANK_LABELS
-from rankscope_exporter.ranks.process_usage import Usage, read_usage
+from rankscope_exporter.ranks.process_usage import CGROUPS, Usage, is_frozen, read_usage
 from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
@@ -368,3 +372,102 @@ def test_the_pid_in_a_record_is_not_used(run_dir: Path) -> None:
     with living_rank(run_dir, "r.3", rank="3", pid="1") as process:
         (found,) = RunDirectory([run_dir]).scan().ranks
     assert found.snapshot.lock_pid == process.pid
+
+
+class Stopping:
+    """The collector of one rank without progress since `stalled` seconds, and whether it shows the rank as stopped."""
+
+    def __init__(self, run_dir: Path, process: Program, stalled: float = 60.0) -> None:
+        self.pid = process.pid
+        self._source = RankProcesses()
+        self._directory = RunDirectory([run_dir])
+        self._stalled = stalled
+
+    def is_stopped(self) -> bool:
+        (one,) = self._directory.scan().ranks
+        snapshot = replace(one.snapshot, read_monotonic=one.snapshot.last_progress + self._stalled)
+        self._source.poll(Scan((replace(one, snapshot=snapshot),), Counter()))
+        (process,) = self._source.processes().values()
+        return process.is_stopped
+
+
+def test_a_rank_that_a_signal_has_stopped_is_stopped_until_it_is_continued(run_dir: Path) -> None:
+    with living_rank(run_dir, slots={"started_monotonic": time.monotonic()}) as process:
+        watching = Stopping(run_dir, process)
+        assert not watching.is_stopped()
+        os.kill(process.pid, signal.SIGSTOP)
+        eventually(watching.is_stopped)
+        os.kill(process.pid, signal.SIGCONT)
+        eventually(lambda: not watching.is_stopped())
+
+
+def test_a_rank_that_has_just_made_progress_is_not_stopped_yet(run_dir: Path) -> None:
+    """A debugger or a profiler stops a process for a moment."""
+    with living_rank(run_dir, slots={"started_monotonic": time.monotonic()}) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        eventually(Stopping(run_dir, process).is_stopped)
+        assert not Stopping(run_dir, process, stalled=1.0).is_stopped()
+
+
+FREEZERS = {
+    "version 2": ("0::/job\n", "job/cgroup.events", "populated 1\nfrozen 1\n", "populated 1\nfrozen 0\n"),
+    "both versions": (
+        "4:memory:/x\n0::/job\n",
+        "unified/job/cgroup.events",
+        "populated 1\nfrozen 1\n",
+        "populated 1\nfrozen 0\n",
+    ),
+    "version 1": ("5:devices,freezer:/a:b\n0::/x\n", "freezer/a:b/freezer.state", "FROZEN\n", "THAWED\n"),
+    "while it freezes": ("5:freezer:/job\n", "freezer/job/freezer.state", "FROZEN\n", "FREEZING\n"),
+}
+
+
+@pytest.mark.parametrize("name", FREEZERS)
+def test_a_process_of_a_frozen_cgroup_is_stopped(tmp_path: Path, name: str) -> None:
+    cgroup, file, frozen, thawed = FREEZERS[name]
+    state, procfs = tmp_path / "cgroup" / file, tmp_path / "proc"
+    state.parent.mkdir(parents=True)
+    (procfs / "7").mkdir(parents=True)
+    (procfs / "7/cgroup").write_text(cgroup)
+    for text, expected in ((frozen, True), (thawed, False)):
+        state.write_text(text)
+        assert is_frozen(7, procfs, tmp_path / "cgroup") is expected
+    state.unlink()
+    assert not is_frozen(7, procfs, tmp_path / "cgroup"), "no such cgroup here"
+
+
+@pytest.mark.parametrize("text", ["", "no colons", "0::/../../elsewhere\n", "\0:\0:\0"])
+def test_a_process_whose_cgroup_is_unknown_is_not_frozen(tmp_path: Path, text: str) -> None:
+    assert not is_frozen(7, tmp_path, tmp_path)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text(text)
+    assert not is_frozen(7, tmp_path, tmp_path)
+
+
+REAL = {
+    "version 2": (CGROUPS / "cgroup.controllers", "cgroup.freeze", "1", "0"),
+    "both versions": (CGROUPS / "unified/cgroup.controllers", "cgroup.freeze", "1", "0"),
+    "version 1": (CGROUPS / "freezer/cgroup.procs", "freezer.state", "FROZEN", "THAWED"),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_rank_in_a_frozen_cgroup_is_stopped_until_it_is_thawed(run_dir: Path, name: str) -> None:
+    root, file, freeze, thaw = REAL[name]
+    if os.geteuid() != 0 or not root.exists() or not os.access(root.parent, os.W_OK):
+        pytest.skip("did not run: needs root and this version of cgroups")
+    cgroup = root.parent / f"rankscope-test-{os.getpid()}"
+    with living_rank(run_dir, slots={"started_monotonic": time.monotonic()}) as process:
+        cgroup.mkdir()
+        try:
+            (cgroup / "cgroup.procs").write_text(str(process.pid))
+            watching = Stopping(run_dir, process)
+            assert not watching.is_stopped()
+            (cgroup / file).write_text(freeze)
+            eventually(watching.is_stopped)
+            (cgroup / file).write_text(thaw)
+            eventually(lambda: not watching.is_stopped())
+        finally:
+            (cgroup / file).write_text(thaw)
+            process.end()
+            cgroup.rmdir()

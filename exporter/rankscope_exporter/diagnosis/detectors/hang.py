@@ -9,6 +9,8 @@ start-up, the limit depends on what that rank does:
 - It is idle, and no rank has begun to train: `startup` seconds, because it may wait for a download.
 - It works, or that is unknown: `planned` seconds, because it may load, compile or index.
 
+The time in which all ranks are stopped, as by a scheduler that suspends their job, does not count.
+
 To be idle, it must have been so for half of that time. It is shown from the first seconds, as not yet an alert.
 
 The finding names, in this order:
@@ -16,9 +18,11 @@ The finding names, in this order:
 1. A rank that others wait for, directly or through other ranks, and that waits for no rank itself. In a collective, a
    rank waits for the ranks of its group that have issued fewer collectives (`diagnosis/waits.py`). It may have finished
    (cause `finished`), for example because it had fewer batches.
-2. A rank that is in no collective. With CUDA and NCCL the device waits, not the host: a rank whose host waits for the
+   Of several, one that is stopped: by a signal (SIGSTOP), a debugger or a cgroup's freezer (cause `stopped`).
+2. A stopped rank.
+3. A rank that is in no collective. With CUDA and NCCL the device waits, not the host: a rank whose host waits for the
    device, or is outside of all phases, counts as being in a collective.
-3. If all ranks are in a collective, the one without progress for the longest time (cause `inside_collective`).
+4. If all ranks are in a collective, the one without progress for the longest time (cause `inside_collective`).
 
 A single process outside of all phases is not a hang: it may be a prompt or a notebook that waits for input.
 """
@@ -51,6 +55,7 @@ from rankscope_exporter.diagnosis.waits import (
 KIND = "hang"
 INSIDE = "inside_collective"
 FINISHED = "finished"
+STOPPED = "stopped"
 GOES_ON = 60.0  # longest time for which ranks go on after a rank that they wait for has finished
 Issued = Mapping[int, Mapping[str, float]]
 """The number of issued collectives by rank and group."""
@@ -66,20 +71,21 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     In a planned phase, yield it after half of the time allowed for it, unless others wait for a rank in its start-up.
     """
     run = window.run
+    stalled = min(run.stalled, past.runs_for)
     if _planned(run) == {STARTUP} and (waited_for := ranks_behind(run)):
         needed, lacks = _startup_limit(run, past, waited_for, window.thresholds)
-        if run.stalled >= min(needed, SHOWN_AFTER):
-            yield replace(_candidate(run, waited_for, needed), lacks=lacks)
+        if stalled >= min(needed, SHOWN_AFTER):
+            yield replace(_candidate(run, waited_for, needed), lasted=stalled, lacks=lacks)
         return
     limits = [stall_limit(run, past, window.thresholds, has_evidence=known) for known in (False, True)]
-    if not run.ranks or run.stalled < _shown_after(run, past, min(limits)):
+    if not run.ranks or stalled < _shown_after(run, past, min(limits)):
         return
     behind = ranks_behind(run)
     if is_interactive(run) and not behind:
         return
     needed = limits[bool(behind)]
-    if run.stalled >= _shown_after(run, past, needed):
-        yield _candidate(run, behind, needed)
+    if stalled >= _shown_after(run, past, needed):
+        yield replace(_candidate(run, behind, needed), lasted=stalled)
 
 
 def _candidate(run: RunFacts, behind: dict[int, float], needed: float) -> Candidate:
@@ -89,7 +95,7 @@ def _candidate(run: RunFacts, behind: dict[int, float], needed: float) -> Candid
         "behind": float(behind.get(one.rank, 0.0)),
         "ranks_behind": float(len(behind)),
     }
-    return Candidate(KIND, 1.0, cause, place(one), evidence, lasted=run.stalled, needed=needed)
+    return Candidate(KIND, 1.0, cause, place(one), evidence, needed=needed)
 
 
 def _startup_limit(run: RunFacts, past: Past, waited_for: Collection[int], thresholds: Thresholds) -> tuple[float, str]:
@@ -195,11 +201,12 @@ def _choose_rank(run: RunFacts, behind: dict[int, float]) -> tuple[RankReading, 
     for ended in _finished(run):
         if ended.rank in behind:
             return ended, FINISHED
-    candidates: Sequence[RankFacts] = [one for one in run.ranks if one.rank in behind]
-    candidates = candidates or [one for one in run.ranks if not _is_in_a_collective(run, one)]
+    late = [one for one in run.ranks if one.rank in behind]
+    stopped = [one for one in late or run.ranks if one.now.is_stopped]
+    candidates = stopped or late or [one for one in run.ranks if not _is_in_a_collective(run, one)]
     if candidates:
         one = max(candidates, key=lambda one: one.stalled)
-        return one.now, one.now.phase
+        return one.now, STOPPED if stopped else one.now.phase
     return max(run.ranks, key=lambda one: one.stalled).now, INSIDE
 
 

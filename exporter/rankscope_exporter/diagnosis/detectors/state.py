@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from rankscope_exporter.diagnosis.detectors.loss import Window
@@ -30,6 +31,8 @@ class Past:
     """Steps that were skipped in the last five minutes."""
     idle: Mapping[int, float] = field(default_factory=dict)
     """How long each rank has been idle; see activity.py."""
+    runs_for: float = inf
+    """Seconds since all ranks were last stopped together; 0 while they are."""
 
 
 class StateDetector(NamedTuple):

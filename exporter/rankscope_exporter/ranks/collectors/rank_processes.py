@@ -12,14 +12,16 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.exposition.sample_cache import SampleCache, families
 from rankscope_exporter.ranks.metric import rank_metrics
-from rankscope_exporter.ranks.process_usage import PROCFS, Usage, read_usage
+from rankscope_exporter.ranks.process_usage import CGROUPS, PROCFS, Usage, is_frozen, read_usage
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 
 CHILDREN_LIMIT = 2048  # per poll: three or four files each, which takes 0.1 s
 OWNER_CHILDREN_LIMIT = 1024  # per owner: 8 ranks with two loaders of 64 workers
+STOPPED_AFTER = 5.0  # seconds without progress; a debugger or a profiler stops a process for a moment
 STARTUP_GENERATIONS = 4  # before a rank's first step: compilers run in its children's children
 
 
@@ -32,6 +34,8 @@ class RankProcess:
     cpu: dict[str, float] = field(default_factory=dict)
     read_bytes: float | None = None
     workers_run_queue: float | None = None
+    is_stopped: bool = False
+    """True if the kernel does not run it, by a signal, a debugger or a cgroup's freezer, and it makes no progress."""
     _waits: Mapping[int, float] = field(default_factory=dict)
     """The run queue seconds of each child at the last reading, by pid."""
 
@@ -128,8 +132,8 @@ class RankProcesses:
     help = "training ranks' processes: CPU, run queue, storage, memory, workers"
     metrics = METRICS
 
-    def __init__(self, procfs: Path = PROCFS) -> None:
-        self._procfs = procfs
+    def __init__(self, procfs: Path = PROCFS, cgroups: Path = CGROUPS) -> None:
+        self._procfs, self._cgroups = procfs, cgroups
         self._processes: dict[tuple[Path, float, Key], RankProcess] = {}
         self._usage_by_pid: Mapping[int, Usage | None] = {}
 
@@ -150,7 +154,13 @@ class RankProcesses:
                 identity = rank.snapshot.path, rank.snapshot["started_monotonic"], rank.key
                 process = self._processes[identity] = known.get(identity) or RankProcess(SampleCache(METRICS, rank.key))
                 process.update(usages[rank.snapshot.lock_pid])
+                process.is_stopped = self._is_stopped(rank.snapshot, process.usage)
         return families(METRICS, [process.cache.write(process) for process in self._processes.values()])
+
+    def _is_stopped(self, snapshot: RankSnapshot, usage: Usage | None) -> bool:
+        if usage is None or snapshot.read_monotonic - snapshot.last_progress < STOPPED_AFTER:
+            return False
+        return usage.is_stopped or is_frozen(snapshot.lock_pid, self._procfs, self._cgroups)
 
     def _usages(self, ranks: Sequence[Rank]) -> dict[int, Usage | None]:
         """Read each process once, even if it holds several records. Each owner has the same share of children."""
