@@ -43,12 +43,12 @@ def settings() -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("attached")
-def test_a_plain_loop_has_settings_after_its_first_steps() -> None:
-    train(torch.nn.Linear(8, 2), SETTLED_STEPS - 1)
-    assert settings() == {}
-    train(torch.nn.Linear(8, 2), SETTLED_STEPS)
+@pytest.mark.parametrize("steps", [1, 2, SETTLED_STEPS - 1, SETTLED_STEPS, SETTLED_STEPS + 1])
+def test_a_plain_loop_has_settings_from_its_first_step_on(steps: int) -> None:
+    train(torch.nn.Linear(8, 2), steps)
     assert list(settings()) == list(layout.SETTINGS)
-    assert {name: value for name, value in settings().items() if name not in ("accumulation_steps", "compiled")} == {
+    assert {name: value for name, value in settings().items() if name != "compiled"} == {
+        "accumulation_steps": "1",
         "step_marker": "optimizer",
         "parallelism": "single",
         "precision": "float32",
@@ -158,6 +158,34 @@ def test_accumulation_is_rounded_over_the_steps_since_the_last_poll(run: Run) ->
     run.now += INTERVAL
     run.steps(number=1, micro_steps=9)
     assert run.settings.known["accumulation_steps"] == "2"
+
+
+def test_settings_are_read_at_each_poll_of_the_first_steps_and_then_at_the_interval(run: Run) -> None:
+    for step in range(SETTLED_STEPS):
+        run.add("ddp", Module(_comm_hooks=[], bucket_bytes_cap=step))
+        run.steps(number=1)
+        assert run.settings.known["bucket_bytes"] == str(step)
+    run.add("ddp", Module(_comm_hooks=[], bucket_bytes_cap=99))
+    run.steps(number=1)
+    assert run.settings.known["bucket_bytes"] == str(SETTLED_STEPS - 1)
+    run.now += INTERVAL
+    run.steps(number=1)
+    assert run.settings.known["bucket_bytes"] == "99"
+
+
+def test_accumulation_is_known_from_the_first_step_on_and_counted_over_more(run: Run) -> None:
+    run.steps(number=1, micro_steps=4)
+    assert run.settings.known["accumulation_steps"] == "4"
+    run.steps(number=SETTLED_STEPS - 1, micro_steps=8 * (SETTLED_STEPS - 1))
+    assert run.settings.known["accumulation_steps"] == "8"
+
+
+def test_accumulation_is_known_later_with_a_gradient_scaler_which_skips_first_steps(run: Run) -> None:
+    run.timeline.writer.slots[INDEX["amp_scale"]] = 65536.0
+    run.steps(number=1, micro_steps=4)
+    assert run.settings.known["accumulation_steps"] == ""
+    run.steps(number=SETTLED_STEPS - 1, micro_steps=SETTLED_STEPS - 1)
+    assert run.settings.known["accumulation_steps"] == "1"
 
 
 def test_accumulation_is_unknown_without_backward_passes(run: Run) -> None:

@@ -1,7 +1,7 @@
 """The settings of a run that may explain its speed: the labels of rankscope_rank_settings_info.
 
-They are read from objects that the probes know, after the first steps and then every ten seconds, and written if they
-have changed. Reading them only reads attributes; it calls no code of the job.
+They are read from objects that the probes know, after each of the first steps and then every ten seconds, and written
+if they have changed. Reading them only reads attributes; it calls no code of the job.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MOST_PARAMETERS = 64  # looked at
 STEPS = INDEX["steps"]
 MICRO_STEPS = INDEX["micro_steps"]
 COLLECTIVES = INDEX["collectives"]
+AMP_SCALE = INDEX["amp_scale"]
 
 # Collectives with which a loop may average its gradients itself.
 AVERAGING = [layout.OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter")]
@@ -48,9 +49,9 @@ class Settings:
         self._counted = (0.0, 0.0)  # steps and micro-steps at the last poll
 
     def poll(self) -> None:
-        """Read them again if that is due."""
+        """Read them again if that is due: at each poll of the first steps, then every INTERVAL."""
         now = self._clock()
-        if self._timeline.steps.count < SETTLED_STEPS or now < self._next:
+        if self._timeline.steps.count > SETTLED_STEPS and now < self._next:
             return
         self._next = now + INTERVAL
         values = self._read()
@@ -93,7 +94,7 @@ class Settings:
         return f"{autocast} autocast" if autocast else parameter_types(optimizer)
 
     def _accumulation_steps(self) -> str:
-        """Return the backward passes per step since the last poll, rounded, because the last step is not complete.
+        """Return the backward passes per step since they were last counted, rounded: the last step is not complete.
 
         Empty if backward passes mark the steps: then the number is not known.
         """
@@ -102,9 +103,12 @@ class Settings:
             self._counted = (slots[STEPS], slots[MICRO_STEPS])
             return ""
         new_steps, new_micro_steps = slots[STEPS] - steps, slots[MICRO_STEPS] - micro_steps
-        if new_steps < SETTLED_STEPS or not new_micro_steps:
+        is_settled = new_steps >= SETTLED_STEPS
+        # A gradient scaler skips some of the first steps, but not their backward passes.
+        if not (new_steps and new_micro_steps) or not (is_settled or steps == slots[AMP_SCALE] == 0):
             return self.known.get("accumulation_steps", "")
-        self._counted = (slots[STEPS], slots[MICRO_STEPS])
+        if is_settled:
+            self._counted = (slots[STEPS], slots[MICRO_STEPS])
         return str(round(new_micro_steps / new_steps))
 
 
