@@ -57,6 +57,8 @@ class Verdict:
     """The run's GPU time by cause over that window."""
     new_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
     """GPU seconds by cause since the last verdict; `none` is useful work."""
+    undecided_seconds: float = 0.0
+    """The last seconds of each rank that `new_gpu_seconds` leaves for later, because the run may hang."""
 
 
 class RunJudge:
@@ -91,6 +93,7 @@ class RunJudge:
         if not self._readings:
             self._readings.append((at, readings))
         verdict.new_gpu_seconds = self._account(at, readings)
+        verdict.undecided_seconds = at - self._accounted[0] if self._accounted else 0.0
         if _progress(readings) > _progress(self._moving[1]):
             self._moving = at, readings
         if living and self._is_part_complete(at, readings):

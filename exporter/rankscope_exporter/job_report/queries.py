@@ -1,7 +1,8 @@
 """Jobs from a Prometheus that scrapes the exporters: of all nodes, for as long as it keeps its samples.
 
-The ratios that the rules record divide the time of runs by cause, or else the ratios of the exporters. The time before
-the first scrape is start-up, by the ranks' own counters.
+The exporters' own accounts have the GPU time and the findings of the runs that they diagnose, as in their journals. The
+time of other runs is divided by the ratios that the rules record; the time before the first scrape is start-up, by the
+ranks' own counters. Their findings are the alerts.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus, quoted
+from rankscope_exporter.job_report.found import findings
 from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, merge_jobs, select_job
 
 LOOK_BACK = "30d"
 RESOLUTION = 60.0
-"""The resolution of a finding's times, in seconds."""
+"""The resolution of an alert's times, in seconds."""
+SHOWN_AFTER_END = 600.0
+"""Seconds for which an exporter shows the account of an ended run."""
 SAMPLES = 2000
 """The number of samples of a series in a sum over time."""
 MIN_STEP = 15
@@ -142,12 +146,17 @@ def _add_details(connect: Connect, one: Job) -> Job:
     cpu = f"sum(max_over_time(rankscope_rank_cpu_seconds_total{{{where}}}[{life}]))"
     memory = f"max_over_time(sum(rankscope_rank_resident_memory_bytes{{{where}}})[{life}:1m])"
     steps = f"max(max_over_time(rankscope_rank_steps_total{{{where}}}[{life}]))"
+    is_judged = bool(then.query(f"last_over_time(rankscope_run_judged_info{{{where}}}[{life}])"))
+    counted = _counted(connect(one.end + SHOWN_AFTER_END), where, one.end - one.began + SHOWN_AFTER_END)
+    if counted and one.ended is None:
+        counted = _until_now(then, where, counted, one.ranks)
+    whole = sum(counted.values()) or one.ranks * (one.end - one.began)
     return Job(
         **{
             **vars(one),
-            "causes": _causes(then, where, one.end - one.began, one.ranks),
+            "causes": counted if is_judged and counted else _causes(then, where, one.end - one.began, whole),
             "gpus": _gpus(then, where, life),
-            "findings": _findings(then, where, life, one.ended),
+            "findings": [*findings(connect, where, one)] if is_judged else _alerts(then, where, life, one.ended),
             "cpu_seconds": _value(then.query(cpu)),
             "memory": _value(then.query(memory)),
             "steps": _value(then.query(steps)) or 0.0,
@@ -155,9 +164,31 @@ def _add_details(connect: Connect, one: Job) -> Job:
     )
 
 
-def _causes(then: Prometheus, where: str, seconds: float, ranks: int) -> Mapping[str, float]:
+def _counted(later: Prometheus, where: str, seconds: float) -> Mapping[str, float]:
+    """Return the ranks' time by cause as the exporters count it. A node's exporter may have had several addresses."""
+    accounts: dict[tuple[tuple[str, str], ...], dict[str, float]] = defaultdict(dict)
+    for sample in later.query(f"last_over_time(rankscope_run_gpu_seconds{{{where}}}[{round(seconds)}s])", "cause"):
+        cause = sample.labels.pop("cause")
+        accounts[_key(sample)][cause] = sample.value
+    # A node's newest account is the largest.
+    ordered = sorted(accounts.items(), key=lambda item: sum(item[1].values()))
+    causes: dict[str, float] = defaultdict(float)
+    for account in {dict(labels).get("node", ""): account for labels, account in ordered}.values():
+        for cause, spent in account.items():
+            causes[cause] += spent
+    return causes
+
+
+def _until_now(then: Prometheus, where: str, counted: Mapping[str, float], ranks: int) -> Mapping[str, float]:
+    """Return the time by cause of a running job with the time since the last scrape, by the ratios of then."""
+    age = _value(then.query(f"time() - max(timestamp(rankscope_run_gpu_seconds{{{where}}}))")) or 0.0
+    ratios = {one.labels["cause"]: one.value for one in then.query(RATIOS.format(where), "cause")}
+    return {cause: counted.get(cause, 0.0) + ratios.get(cause, 0.0) * ranks * age for cause in {**counted, **ratios}}
+
+
+def _causes(then: Prometheus, where: str, seconds: float, whole: float) -> Mapping[str, float]:
     """Return the ranks' time by cause. The ratios sum to 1 at any time, so their sums over time are in proportion."""
-    life, step, whole = f"{round(seconds) + 1}s", max(round(seconds / SAMPLES), 1), ranks * seconds
+    life, step = f"{round(seconds) + 1}s", max(round(seconds / SAMPLES), 1)
     sampled = then.query(f"sum by (cause) (sum_over_time(({RATIOS.format(where)})[{life}:{step}s]))", "cause")
     sums = {sample.labels["cause"]: max(sample.value, 0.0) for sample in sampled}
     counted = f'rankscope_rank_phase_seconds_total{{{where},phase="startup"}}'
@@ -189,8 +220,8 @@ def _gpus(then: Prometheus, where: str, life: str) -> Sequence[Gpu]:
     ]
 
 
-def _findings(then: Prometheus, where: str, life: str, ended: float | None) -> Sequence[JobFinding]:
-    """Return the run's alerts, both of the rules and of the exporters' findings."""
+def _alerts(then: Prometheus, where: str, life: str, ended: float | None) -> Sequence[JobFinding]:
+    """Return the alerts of a run that no exporter diagnoses."""
     firing = f'ALERTS{{{where},alertstate="firing"}}'
     ends = {_key(one): one.value for one in then.query(f"max_over_time(timestamp({firing})[{life}:1m])")}
     begins = {_key(one): one for one in then.query(f"min_over_time(timestamp({firing})[{life}:1m])")}

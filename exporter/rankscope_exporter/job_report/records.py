@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, all_ranks
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.diagnosis.lost import by_cause
 from rankscope_exporter.job_report.job import Job, NoJobError, check_directory
 
@@ -26,12 +28,9 @@ def _job(run: str, owner: str, ranks: list[RecordedRank]) -> Job:
     causes: dict[str, float] = defaultdict(float)
     snapshots = [rank.snapshot for rank in ranks]
     # Each rank has its own clocks: a shared directory has records of several nodes, or of several boots.
-    ends = [one.exit_unix or one.unix(one.last_progress) for one in snapshots]
-    for one, end in zip(snapshots, ends, strict=True):
-        phases = dict(one.phase_seconds)
-        if not one.alive:  # the open phase lasted until the end
-            phases[one.phase] += max(end - one.unix_field("started_unix") - sum(phases.values()), 0.0)
-        for cause, seconds in by_cause(phases).items():
+    ends = [end(one) for one in snapshots]
+    for one in snapshots:
+        for cause, seconds in by_cause(phase_seconds(one)).items():
             causes[cause] += seconds
     return Job(
         runs=[run],
@@ -42,6 +41,24 @@ def _job(run: str, owner: str, ranks: list[RecordedRank]) -> Job:
         steps=max(one["steps"] for one in snapshots),
         began=min(one.unix_field("started_unix") for one in snapshots),
         ended=None if any(one.alive for one in snapshots) else max(ends),
-        at=max(one.unix(one.read_monotonic) if one.alive else end for one, end in zip(snapshots, ends, strict=True)),
+        at=max(map(last_known, snapshots)),
         causes=causes,
     )
+
+
+def end(one: RankSnapshot) -> float:
+    """Return the unix time of a rank's end, or of its last progress if that is unknown."""
+    return one.exit_unix or one.unix(one.last_progress)
+
+
+def last_known(one: RankSnapshot) -> float:
+    """Return the unix time until which a rank is known: now if it is alive."""
+    return one.unix(one.read_monotonic) if one.alive else end(one)
+
+
+def phase_seconds(one: RankSnapshot) -> Mapping[str, float]:
+    """Return a rank's seconds by phase. If it has ended, its open phase lasted until then."""
+    phases = dict(one.phase_seconds)
+    if not one.alive:
+        phases[one.phase] += max(end(one) - one.unix_field("started_unix") - sum(phases.values()), 0.0)
+    return phases

@@ -7,7 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rankscope.record.reader import UnreadableRecordError, read_rank
+from rankscope_exporter.diagnosis.lost import by_cause
 from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, check_directory
+from rankscope_exporter.job_report.records import last_known, phase_seconds
 from rankscope_exporter.ranks import journal
 from rankscope_exporter.ranks.state_file import NAME, StateFile
 
@@ -31,7 +34,7 @@ def jobs(directory: Path) -> list[Job]:
     known: dict[tuple[str, str, float], Job] = {}
     for account in accounts:
         with suppress(*UNREADABLE):
-            job = _job(account, found)
+            job = _job(_until_now(account), found)
             key = job.runs[0], job.owner, float(account["began"])
             known[key] = max(known.get(key, job), job, key=lambda one: one.at)
     return [*known.values()]
@@ -65,22 +68,44 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
         began=began,
         ended=ended,
         at=at,
-        causes=_causes(account),
+        causes=_add(account["causes"], account.get("pending", {})),
         gpus=sorted(map(_gpu, account["gpus"].values()), key=lambda gpu: (gpu.node, gpu.index.zfill(4))),
         cpu_seconds=sum((float(use["cpu"]) + float(use["cpu_before"]) for use in ranks), float(account["cpu_gone"]))
         or None,
         cpus=int(account["cpus"]) or None,
         memory=float(account["memory"]) or None,
-        findings=[*_findings([*own, *account["findings"].values()])],
+        findings=[*_findings([*own, *account["findings"].values()], ended)],
     )
 
 
-def _causes(account: Mapping[str, Any]) -> dict[str, float]:
-    """Return the GPU seconds by cause until the state was saved."""
-    causes = {str(cause): float(seconds) for cause, seconds in account["causes"].items()}
-    for cause, seconds in account.get("pending", {}).items():
-        causes[cause] = causes.get(cause, 0.0) + float(seconds)
-    return causes
+def _until_now(account: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the saved account of a running job, continued until now from the records of its ranks.
+
+    It is unchanged if not all of them can be read. If the run hangs, the time since then is stall.
+    """
+    ranks = account["ranks"]
+    if account["ended"]:
+        return account
+    try:
+        snapshots = {rank: read_rank(Path(use.get("record", ""))) for rank, use in ranks.items()}
+    except (OSError, UnreadableRecordError):
+        return account
+    alive = [one for one in snapshots.values() if one.alive]
+    if not alive or any(one["started_monotonic"] != ranks[rank]["began"] for rank, one in snapshots.items()):
+        return account
+    at = max(map(last_known, alive))
+    pending = {"idle": max(at - account["at"], 0.0) * (len(snapshots) - len(alive))}
+    for rank, one in snapshots.items():
+        divided = ranks[rank]["divided"]
+        spent = {name: max(now - divided.get(name, 0.0), 0.0) for name, now in phase_seconds(one).items()}
+        causes = {"stall": sum(spent.values())} if "stall" in account["judged"] else by_cause(spent)
+        pending = _add(pending, causes)
+    return {**account, "pending": pending, "at": at, "steps": max(one["steps"] for one in snapshots.values())}
+
+
+def _add(causes: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    """Return the sum of two accounts of GPU seconds by cause."""
+    return {str(cause): float(causes.get(cause, 0.0)) + float(more.get(cause, 0.0)) for cause in {**causes, **more}}
 
 
 def _gpu(use: Mapping[str, Any]) -> Gpu:
@@ -95,15 +120,17 @@ def _gpu(use: Mapping[str, Any]) -> Gpu:
     )
 
 
-def _findings(entries: list[Mapping[str, Any]]) -> Iterator[JobFinding]:
-    """Yield each finding once. A finding that was explained by another for a while has several entries."""
+def _findings(entries: list[Mapping[str, Any]], ended: float | None) -> Iterator[JobFinding]:
+    """Yield each finding once, until the run's end. One that another explained for a while has several entries."""
     latest: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for entry in entries:
-        latest[entry["kind"], entry["rank"], round(entry["begin"], -1)] = entry
+        latest[entry["kind"], entry["cause"], entry["rank"], round(entry["begin"], -1)] = entry
     for entry in sorted(latest.values(), key=lambda one: float(one["begin"])):
+        begin, ends = float(entry["begin"]), [float(entry["end"])] if "end" in entry else []
+        ends += [] if ended is None else [max(ended, begin)]
         yield JobFinding(
-            begin=float(entry["begin"]),
-            end=float(entry["end"]) if "end" in entry else None,
+            begin=begin,
+            end=min(ends, default=None),
             kind=str(entry["kind"]),
             severity=str(entry["severity"]),
             ratio=float(entry["ratio"]),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rankscope_exporter.diagnosis import words
-from rankscope_exporter.diagnosis.findings import Finding
+from rankscope_exporter.diagnosis.findings import Finding, Place
 from rankscope_exporter.diagnosis.history import finite
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import of_newest_start
@@ -78,6 +78,8 @@ class RankUse:
     """CPU seconds of that process and its loader workers."""
     cpu_before: float = 0.0
     """CPU seconds of its earlier processes."""
+    record: str = ""
+    """The path of its record."""
 
 
 @dataclass
@@ -136,12 +138,26 @@ class Account:
         self._use(look.gpus, living, elapsed)
         return self._find(verdict, look)
 
+    @property
+    def node(self) -> str:
+        """Return the node of its ranks; the first one if it has records of several nodes."""
+        return next(iter(self.nodes), "")
+
+    def gpu_seconds(self) -> dict[str, float]:
+        """Return the GPU seconds by cause until the last poll; they sum to the whole time of the run's ranks."""
+        seconds = dict(self.causes)
+        add_seconds(seconds, self.pending)
+        return seconds
+
     def _describe(self, look: Look, ranks: Sequence[Rank], readings: Sequence[RankReading]) -> None:
         first = ranks[0]
         self.user, self.slurm = first.user, dict(first.snapshot.info.get("slurm", {}))
         self.nodes = sorted({*self.nodes, *(one.node for one in readings)})[:NODES_LIMIT]
         self.world_size = max(one.world_size for one in readings)
         self.steps = max(self.steps, *(one.counters.steps for one in readings))
+        for rank in ranks:
+            if use := self.ranks.get(rank.key[1]):
+                use.record = str(rank.snapshot.path)
         offset = look.unix - look.at
         self.began = self.began or offset + min(one.began for one in readings)
         ends = [one.ended.at for one in readings if one.ended]
@@ -154,6 +170,7 @@ class Account:
         self.pending = {}
         is_new_account = bool(verdict and verdict.new_gpu_seconds)
         total, judged = sum(self.judged.values()) if is_over or is_new_account else 0.0, 0.0
+        undecided = verdict.undecided_seconds if verdict and not is_over else 0.0
         for one in readings:
             use = self.ranks.get(str(one.rank))
             is_new = use is None or use.began != one.began
@@ -166,7 +183,10 @@ class Account:
                 is_stuck = "stall" in self.judged
                 add_seconds(self.pending, {"stall": sum(spent.values())} if is_stuck else by_cause(spent))
                 continue
-            use.divided = phases
+            if total and not is_new:
+                spent, rest = _split(spent, undecided)
+                add_seconds(self.pending, by_cause(rest))
+            use.divided = {name: use.divided.get(name, 0.0) + spent.get(name, 0.0) for name in phases}
             seconds = sum(spent.values())
             is_like_before = is_new_account or seconds < LIKE_BEFORE_SECONDS or "stall" in self.judged
             if total and not is_new and is_like_before:
@@ -198,7 +218,7 @@ class Account:
     def _find(self, verdict: Verdict | None, look: Look) -> list[dict[str, Any]]:
         found = {}
         for finding in verdict.findings if verdict else ():
-            key = f"{finding.kind} {finding.candidate.place.rank}"
+            key = f"{finding.kind} {finding.candidate.cause} {finding.candidate.place.rank}"
             found[key] = self._entry(finding, look, self.findings.get(key, {}))
         ended = [{**entry, "end": self.at} for key, entry in self.findings.items() if key not in found]
         self.findings = found
@@ -216,9 +236,7 @@ class Account:
             "kind": candidate.kind,
             "cause": candidate.cause,
             "severity": finding.severity,
-            "rank": candidate.place.rank,
-            "node": candidate.place.node,
-            "gpu": candidate.place.gpu,
+            **candidate.place._asdict(),
             "ratio": candidate.ratio,
             "mean": before.get("mean", 0.0) + (current.ratio - before.get("mean", 0.0)) / polls,
             "polls": polls,
@@ -244,11 +262,17 @@ def account_from_json(state: Mapping[str, Any]) -> Account:
         account.gpus[uuid] = GpuUse(str(use["node"]), str(use["index"]), seconds, **numbers)
     for rank, use in state["ranks"].items():
         account.ranks[rank] = RankUse(
-            float(use["began"]), _numbers(use["divided"]), float(use["cpu"]), float(use["cpu_before"])
+            float(use["began"]),
+            _numbers(use["divided"]),
+            float(use["cpu"]),
+            float(use["cpu_before"]),
+            str(use["record"]),
         )
     account.findings = {
         key: {
+            **Place()._asdict(),
             **entry,
+            **{name: str(entry[name]) for name in ("run", "owner", "kind", "cause", "severity")},
             "ratio": float(entry["ratio"]),
             "mean": float(entry.get("mean", entry["ratio"])),
             "polls": int(entry.get("polls", 1)),
@@ -272,6 +296,13 @@ def _phase_seconds(one: RankReading) -> dict[str, float]:
     if one.ended:
         phases[one.phase] = phases.get(one.phase, 0.0) + max(one.ended.at - one.began - sum(phases.values()), 0.0)
     return phases
+
+
+def _split(spent: Mapping[str, float], last: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Divide seconds by phase into those before the last ones, and as many of each phase for the `last` seconds."""
+    whole = sum(spent.values())
+    part = min(last / whole, 1.0) if whole else 0.0
+    return {name: one * (1.0 - part) for name, one in spent.items()}, {name: one * part for name, one in spent.items()}
 
 
 def _add_increase(total: float | None, before: float | None, now: float | None) -> float | None:

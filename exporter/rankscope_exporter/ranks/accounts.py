@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,24 @@ from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.process_usage import PROCFS, allowed_cpus
 from rankscope_exporter.ranks.rank import Rank
 
+ENDED_SHOWN_SECONDS = 600.0
+"""How long a finding is returned after its end, as the records of ended ranks are."""
+ENDED_LIMIT = 16
+"""The most ended findings of a run that are kept."""
+
 
 class Accounts:
     """The accounts of all runs: of present runs in the exporter's state, of ended runs in the journal."""
 
-    def __init__(self, directory: Path, procfs: Path = PROCFS) -> None:
-        self._journal = journal.Journal(directory)
+    def __init__(self, directory: Path | None, procfs: Path = PROCFS) -> None:
+        """Set the directory of the journal; None for no journal."""
+        self._journal = journal.Journal(directory) if directory else None
         self._procfs = procfs
         self._accounts: dict[Run, Account] = {}
         self._saved: dict[Run, Account] = {}
         """Restored accounts of runs that have not been seen since the exporter's start."""
+        self._ended: dict[Run, list[dict[str, Any]]] = {}
+        """The findings that have ended, of present runs."""
         self._allowed: dict[int, frozenset[int]] = {}
         """The CPUs that each process may use, by pid."""
 
@@ -43,13 +51,25 @@ class Accounts:
                 self._accounts[run] = saved or Account(*run)
             self._update(self._accounts[run], look, members, verdicts.get(run), resident)
         self._accounts = {run: self._accounts[run] for run in ranks}
+        self._ended = {run: _recent(ended, look.unix) for run, ended in self._ended.items() if run in ranks}
         self._finish_lost()
+
+    def gpu_seconds(self) -> Iterator[tuple[Account, Mapping[str, float]]]:
+        """Yield each present run's account, and its GPU seconds by cause so far."""
+        for account in self._accounts.values():
+            yield account, account.gpu_seconds()
+
+    def findings(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the open findings of present runs, and those that have ended in the last minutes, with their `end`."""
+        for run, account in self._accounts.items():
+            yield from self._ended.get(run, ())
+            yield from account.findings.values()
 
     def _finish_lost(self) -> None:
         """Finish runs whose records are gone, as after a reboot. They ended when they were last seen."""
         for account in self._saved.values():
             if account.ended is None:
-                self._journal.append(account.owner, {**_journal_entry(account), "ended": account.at})
+                self._append(account.owner, {**_journal_entry(account), "ended": account.at})
         self._saved = {}
 
     def _update(
@@ -57,12 +77,17 @@ class Accounts:
     ) -> None:
         was_over = account.ended is not None
         for entry in account.update(look, ranks, verdict):
-            self._journal.append(account.owner, {"entry": journal.FOUND, **entry})
+            self._append(account.owner, {"entry": journal.FOUND, **entry})
+            self._ended.setdefault((account.run, account.owner), []).append(entry)
         pids = {rank.snapshot.lock_pid for rank in ranks if rank.snapshot.lock_pid}
         account.memory = max(account.memory, sum(resident.get(pid, 0.0) for pid in pids))
         account.cpus = max(account.cpus, len(frozenset().union(*(self._allowed[pid] for pid in pids))))
         if account.ended is not None and not was_over:
-            self._journal.append(account.owner, _journal_entry(account))
+            self._append(account.owner, _journal_entry(account))
+
+    def _append(self, owner: str, entry: Mapping[str, Any]) -> None:
+        if self._journal:
+            self._journal.append(owner, entry)
 
     def state(self) -> list[Any]:
         """Return the accounts as JSON values."""
@@ -71,6 +96,11 @@ class Accounts:
     def restore(self, state: Iterable[Any]) -> None:
         """Restore what `state` returned. Raise one of history.UNREADABLE if it is damaged."""
         self._saved = {(account.run, account.owner): account for account in map(account_from_json, state)}
+
+
+def _recent(ended: list[dict[str, Any]], unix: float) -> list[dict[str, Any]]:
+    """Return the newest of the findings that have ended in the last minutes, each by its newest end."""
+    return [entry for entry in ended if unix - entry["end"] < ENDED_SHOWN_SECONDS][-ENDED_LIMIT:]
 
 
 def _journal_entry(account: Account) -> dict[str, Any]:

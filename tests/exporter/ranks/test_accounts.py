@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from testing.judged_job import HUNG, JudgedJob
-from testing.simulated_job import even, lagging
+from testing.simulated_job import Plan, even, lagging
 
+from rankscope.record import layout
+from rankscope.record.reader import read_rank
 from rankscope_exporter.diagnosis.history import UNREADABLE
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds, change_thresholds
@@ -337,9 +339,79 @@ def test_the_sentence_of_a_finding_names_its_largest_ratio(job: JudgedJob, state
     job.train(60, lagging("optimizer"))
     job.train(120)
     (entry,) = entries(state_dir, "finding")
-    (found,) = saved._findings([entry])
+    (found,) = saved._findings([entry], None)
     assert percent(found.ratio) in found.sentence
     assert found.mean is not None
     assert 0.0 < found.mean < found.ratio
     page_lines = " ".join(_findings(Job(["r"], "1", findings=[found], at=found.begin + 60)))
     assert f"at most {percent(found.ratio)}, {percent(found.mean)} on average" in " ".join(page_lines.split())
+
+
+def read_at(at: float, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Let the report read records as of living ranks at that time. The kernel hides a process's own locks."""
+    changes = {"alive": True, "read_monotonic": at, **changes}
+    monkeypatch.setattr(saved, "read_rank", lambda path: replace(read_rank(path), **changes))
+
+
+def test_a_running_job_is_counted_until_now_from_its_records(
+    job: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.train(30)
+    job.findings.close()
+    job.job.run(500, even)
+    read_at(job.now, monkeypatch)
+    (found,) = saved.jobs(state_dir)
+    assert found.gpu_seconds == pytest.approx(age(job), rel=0.001)
+    assert age(job) > 4 * 50.0
+
+
+def test_a_hang_is_counted_until_now_as_stall(
+    soon_found: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon_found.train(33)
+    soon_found.wait(STUCK, HUNG)
+    soon_found.findings.close()
+    read_at(soon_found.now + STUCK + 100, monkeypatch)
+    (found,) = saved.jobs(state_dir)
+    assert found.causes["stall"] == pytest.approx(4 * (STUCK + 100), abs=4 * 2.0)
+
+
+@pytest.mark.parametrize("change", ["all have ended", "another process", "no record"])
+def test_a_job_is_not_continued_by_other_records(
+    job: JudgedJob, state_dir: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    job.train(30)
+    job.findings.close()
+    before = age(job)
+    job.job.run(500, even)
+    read_at(job.now, monkeypatch, alive=change != "all have ended")
+    if change == "another process":
+        job.job.ranks[3].writer.slots[layout.INDEX["started_monotonic"]] += 5.0
+    if change == "no record":
+        next(run_dir.iterdir()).unlink()
+    (found,) = saved.jobs(state_dir)
+    assert found.gpu_seconds == pytest.approx(before, rel=0.001)
+
+
+def test_a_finding_of_an_ended_run_is_over_when_the_run_is(job: JudgedJob, state_dir: Path) -> None:
+    job.train(40)
+    job.train(40, lagging("optimizer"))
+    finish(job)
+    (found,) = saved.jobs(state_dir)
+    assert [one.end for one in found.findings] == [found.ended]
+
+
+def test_a_second_fault_of_a_rank_has_its_own_entry_and_its_own_ratio(job: JudgedJob, state_dir: Path) -> None:
+    job.train(40)
+    job.train(60, lagging("optimizer"))
+    job.train(60, mildly("backward"))
+    job.train(100)
+    first, second = entries(state_dir, "finding")
+    assert [first["cause"], second["cause"]] == ["optimizer", "backward"]
+    assert first["end"] <= second["end"]
+    assert second["ratio"] < 0.8 * first["ratio"]
+
+
+def mildly(phase: str) -> Plan:
+    """Return a plan in which rank 2 spends a little longer in a phase."""
+    return lambda step, rank: {**even(step, rank), phase: 0.038 if rank == 2 else 0.03}

@@ -65,6 +65,24 @@ EVIDENCE = Declaration(
     "Evidence of a finding: at most four numbers in base units, by `name`.",
     (*FINDING_LABELS, "name"),
 )
+PEAK = Declaration(
+    "gauge",
+    "rankscope_finding_peak_ratio",
+    "Largest rankscope_finding_ratio since the finding began. For ten minutes after its end it is still shown.",
+    FINDING_LABELS,
+)
+MEAN = Declaration(
+    "gauge",
+    "rankscope_finding_mean_ratio",
+    "Mean rankscope_finding_ratio since the finding began. For ten minutes after its end it is still shown.",
+    FINDING_LABELS,
+)
+END = Declaration(
+    "gauge",
+    "rankscope_finding_end_timestamp_seconds",
+    "End of a finding that is no longer open, in unix time, for ten minutes after it.",
+    FINDING_LABELS,
+)
 LOST = Declaration(
     "gauge",
     "rankscope_run_lost_ratio",
@@ -77,6 +95,14 @@ LOST_SECONDS = Declaration(
     "GPU time that the run has lost, by cause.",
     (*RUN_LABELS, "cause"),
 )
+SPENT = Declaration(
+    "gauge",
+    "rankscope_run_gpu_seconds",
+    "GPU time of the run's ranks on this node since their start, by cause. The causes sum to the whole time; `none` is "
+    "useful work. For ten minutes after the run's end it is still shown. `rankscope report --url` reads the last "
+    "value; use rankscope_run_lost_gpu_seconds_total for rates.",
+    (*RUN_LABELS, "cause", "node"),
+)
 LAG = Declaration(
     "gauge",
     "rankscope_rank_lag_ratio",
@@ -84,7 +110,7 @@ LAG = Declaration(
     "for a rank that waits longer than they do.",
     ("run", "rank", "owner"),
 )
-METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, LOST, LOST_SECONDS, LAG)
+METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, PEAK, MEAN, END, LOST, LOST_SECONDS, SPENT, LAG)
 
 CAUSES = (
     "transfer",
@@ -172,7 +198,7 @@ class Findings:
         self._judges = Judges(settings.thresholds)
         self._lost: dict[Run, dict[str, float]] = {}
         self._state_file = StateFile(settings.state_dir)
-        self._accounts = Accounts(settings.state_dir) if settings.state_dir else None
+        self._accounts = Accounts(settings.state_dir)
         self._lost_before: dict[Run, dict[str, float]] = {}
         """Restored counters of runs that have not been seen since the exporter's start."""
         self._found: set[tuple[Run, Key]] = set()
@@ -192,8 +218,7 @@ class Findings:
         self.judged = self._judges.update(at, readings, gpus)
         self.look = self._history.next(at, scan, readings, self.judged, gpus)
         self._count_lost()
-        if self._accounts:
-            self._accounts.update(self.look, self._processes.resident())
+        self._accounts.update(self.look, self._processes.resident())
         found = {(verdict.run, one.candidate.key) for verdict in self.judged.verdicts for one in verdict.findings}
         if at - self._saved_at >= (SAVE_INTERVAL if found == self._found else MIN_SAVE_INTERVAL):
             self._save(at, is_last=False)
@@ -218,9 +243,8 @@ class Findings:
         """Save the state. Save counters only at the end: Prometheus must not see them decrease after a restart."""
         self._saved_at = at
         lost = [[*run, seconds] for run, seconds in self._lost.items()] if is_last else []
-        accounts = self._accounts.state() if self._accounts else []
         runs = self._judges.state(at, is_last=is_last)
-        self._state_file.save({"at": time.time(), "runs": runs, "lost": lost, "accounts": accounts})
+        self._state_file.save({"at": time.time(), "runs": runs, "lost": lost, "accounts": self._accounts.state()})
 
     def _restore(self) -> None:
         state = self._state_file.load()
@@ -230,8 +254,7 @@ class Findings:
                 (str(name), str(owner)): {str(cause): float(seconds) for cause, seconds in lost.items()}
                 for name, owner, lost in state.get("lost", ())
             }
-            if self._accounts:
-                self._accounts.restore(state.get("accounts", ()))
+            self._accounts.restore(state.get("accounts", ()))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             logger.warning("ignoring the saved state error=%r", error)
 
@@ -261,7 +284,22 @@ class Findings:
                 values[FINDING][labels] = finding.candidate.ratio
                 values[SINCE][labels] = unix - (verdict.at - finding.since)
                 values[EVIDENCE].update({(*labels, name): n for name, n in finding.candidate.evidence.items()})
+        self._add_accounts(values)
         return values
+
+    def _add_accounts(self, values: Mapping[Declaration, dict[tuple[str, ...], float]]) -> None:
+        judged = {verdict.run for verdict in self.judged.verdicts}
+        for account, seconds in self._accounts.gpu_seconds():
+            run = account.run, account.owner
+            # After a restart without a saved state the time is divided again: a cause that it no longer has is 0.
+            causes = {**dict.fromkeys(CAUSES if run in judged else (), 0.0), **seconds}
+            values[SPENT].update({(*run, cause, account.node): spent for cause, spent in causes.items()})
+        for entry in self._accounts.findings():
+            labels = tuple("" if entry[name] is None else str(entry[name]) for name in FINDING_LABELS)
+            values[PEAK][labels], values[MEAN][labels] = entry["ratio"], entry["mean"]
+            values[END].pop(labels, None)
+            if "end" in entry:
+                values[END][labels] = entry["end"]
 
 
 def _node(verdict: Verdict) -> str:
