@@ -41,14 +41,18 @@ def summary(run: RunReport) -> Iterator[str]:
         is_short = run.step_seconds < 1.0
         yield f"{1000 * run.step_seconds:.0f} ms per step" if is_short else f"{run.step_seconds:.2g} s per step"
     if run.useful_ratio is not None:
-        yield f"{percent(run.useful_ratio)} of the GPU time is useful"
+        window = "" if run.window_seconds is None else f" (last {duration(run.window_seconds)})"
+        yield f"{percent(run.useful_ratio)} of the GPU time is useful{window}"
     if lost := [f"{cause} {percent(ratio)}" for cause, ratio in run.lost.items() if ratio >= MIN_SHOWN]:
         yield f"lost: {', '.join(lost[:CAUSES_SHOWN])}"
 
 
-def notes(run: RunReport) -> Iterator[str]:
-    """Yield the candidates that are not findings yet, and the reason if the run is not diagnosed."""
-    for one in [one for one in run.pending if one.lacks != "explained"][:PENDING_SHOWN]:
+def notes(run: RunReport, *, with_explained: bool = False) -> Iterator[str]:
+    """Yield the candidates that are not findings yet, and the reason if the run is not diagnosed.
+
+    Those that a finding explains are left out, unless `with_explained`.
+    """
+    for one in [one for one in run.pending if with_explained or one.lacks != "explained"][:PENDING_SHOWN]:
         text = f"{one.sentence} ({pending_reason(one)})"
         yield text if one.lacks == "paused" else f"Not yet an alert: {text}"
     if run.not_judged_reason and run.living:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankscope.cli.printable import printable
+from rankscope_exporter.diagnosis.detectors.hang import INSIDE
 from rankscope_exporter.diagnosis.words import duration
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
@@ -19,7 +20,7 @@ from rankscope_exporter.top.node import watch_node
 FINDINGS_SHOWN = 3
 
 
-def explain(run_dirs: Sequence[Path], run: str | None, owner: str | None) -> bool:
+def explain(run_dirs: Sequence[Path], run: str | None, owner: str | None, *, with_explained: bool = False) -> bool:
     """Print the explanation after about ten seconds. Return at once, with False, if there is no such run."""
     silence_logs()
     with watch_node(run_dirs) as node:
@@ -31,7 +32,10 @@ def explain(run_dirs: Sequence[Path], run: str | None, owner: str | None) -> boo
         except OutdatedError:
             return False
     width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
-    lines = ["No Prometheus answers. Based on the last seconds of the ranks on this machine:", *as_lines(selected)]
+    lines = [
+        "No Prometheus answers. Based on the last seconds of the ranks on this machine:",
+        *as_lines(selected, with_explained=with_explained),
+    ]
     sys.stdout.writelines(f"{wrapped}\n" for line in lines for wrapped in _wrap(printable(line), width))
     return True
 
@@ -41,17 +45,27 @@ def select(node: NodeReport, run: str | None, owner: str | None) -> Sequence[Run
     return [one for one in node.runs if one.living and run in (None, one.run) and owner in (None, one.owner)]
 
 
-def as_lines(runs: Sequence[RunReport]) -> Iterator[str]:
-    """Yield the findings of each run, with their age and advice."""
+def as_lines(runs: Sequence[RunReport], *, with_explained: bool = False) -> Iterator[str]:
+    """Yield the findings of each run, with their age and advice, and what is not a finding."""
     for run in runs:
         yield f"{describe.title(run)}: {', '.join(describe.summary(run))}"
         for one in run.findings[:FINDINGS_SHOWN]:
             yield f"{one.severity.upper()} for {duration(one.age_seconds)}: {one.sentence}"
             yield f"  {one.advice}"
-        is_growing = any(map(describe.is_growing, run.pending))
         if run.is_judged and not run.findings:
-            yield "No finding yet." if is_growing else "No problem found."
-        yield from describe.notes(run)
+            yield _no_finding(run)
+        yield from describe.notes(run, with_explained=with_explained)
+
+
+def _no_finding(run: RunReport) -> str:
+    """Return that there is no finding, and which rank the others wait for if the run makes no progress."""
+    if not any(map(describe.is_growing, run.pending)):
+        return "No problem found."
+    hang = next((one for one in run.pending if one.kind == "hang"), None)
+    stalled = min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0)
+    if hang is None or hang.rank is None or hang.cause == INSIDE:
+        return "No finding yet." if hang is None else f"No finding yet: no progress for {duration(stalled)}."
+    return f"No finding yet: no progress for {duration(stalled)}, rank {hang.rank} in {hang.cause}."
 
 
 def _wrap(line: str, width: int) -> Sequence[str]:

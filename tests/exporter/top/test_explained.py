@@ -11,6 +11,8 @@ from testing.simulated_job import lagging
 
 from rankscope.cli.explaining.command import show
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, UnreachableError
+from rankscope_exporter.diagnosis.words import duration
+from rankscope_exporter.report.findings import LACKS, PendingReport
 from rankscope_exporter.report.runs import report_of_look
 from rankscope_exporter.top.explained import as_lines, select
 
@@ -98,4 +100,21 @@ def test_a_run_that_may_hang_is_not_called_free_of_problems(run_dir: Path) -> No
     job.wait(8, HUNG)
     found = [*as_lines([job.report()])]
     assert "No problem found." not in found
+    assert "No finding yet: no progress for 8 s, rank 2 in data_wait." in found
     assert any("hangs" in line for line in found)
+
+
+def test_what_a_finding_explains_is_shown_only_on_request(run_dir: Path) -> None:
+    run = JudgedJob(run_dir).trained(10).train(20, lagging("optimizer"))
+    pending = PendingReport(
+        "data", "io", 0.2, None, "", "", "explained", LACKS["explained"], None, "Run r waits for data"
+    )
+    run = replace(run, pending=[pending])
+    (line,) = set(as_lines([run], with_explained=True)) - set(as_lines([run]))
+    assert line == "Not yet an alert: Run r waits for data (another finding explains it)"
+
+
+def test_the_summary_names_the_time_that_it_is_about(run_dir: Path) -> None:
+    run = JudgedJob(run_dir).trained(10).train(20)
+    assert run.window_seconds is not None
+    assert f"is useful (last {duration(run.window_seconds)})" in next(as_lines([run]))

@@ -17,6 +17,21 @@ PAUSE = """run:rankscope_stall:seconds{run="train"} 70
 run:rankscope_pausing:seconds{run="train"} 64
 run:rankscope_patience:seconds{run="train"} 150
 """
+PAUSED = 'run:rankscope_pause:seconds{run="train"} %d\n'
+STALL = """run:rankscope_stall:seconds{run="train"} %d
+run:rankscope_stall:sampled{run="train"} %d
+run:rankscope_patience:seconds{run="train"} 45
+"""
+"""A run that stands still, but not yet for so long that the rules wait for the end of it."""
+IN_PHASES = "".join(
+    f'rankscope_rank_phase_since_timestamp_seconds{{run="train",rank="{rank}",phase="{phase}"}} 1\n'
+    for rank, phase in enumerate(("collective_wait", "data_wait", "collective_wait", "collective_wait"))
+)
+ON_DEVICE = "".join(
+    f'rankscope_rank_phase_since_timestamp_seconds{{run="train",rank="{rank}",phase="device_wait"}} 1\n'
+    f'rankscope_rank_group_collectives_total{{run="train",rank="{rank}",group="0-3"}} {70 - (rank == 2)}\n'
+    for rank in range(4)
+)
 MOMENTS = {
     "healthy": HEALTHY,
     "by the device": HEALTHY + CLOCK % ("0-3", "device"),
@@ -32,6 +47,12 @@ MOMENTS = {
     "loaders are slow": HEALTHY + 'run:rankscope_loss:ratio{run="train",cause="data"} 0.12\n' + PACE % "9",
     "stands still": HEALTHY + PAUSE,
     "unnamed work": re.sub(r'(run:rankscope_lost:ratio{cause="other".*}) .*', r"\1 0.93", HEALTHY),
+    "short pauses": HEALTHY + PAUSED % 2,
+    "rank 1 stands still": HEALTHY + STALL % (20, 18) + IN_PHASES,
+    "rank 2 stands still, by its device": HEALTHY + STALL % (30, 28) + ON_DEVICE,
+    "pauses for a checkpoint": HEALTHY + STALL % (30, 28) + 'run:rankscope_planned_patience:seconds{run="train"} 900\n',
+    "long pauses": HEALTHY + PAUSED % 25,
+    "pauses as usual": HEALTHY + STALL % (40, 38) + IN_PHASES,
 }
 
 
@@ -107,12 +128,30 @@ def test_it_shows_the_clock_by_which_the_ranks_are_judged(explain_at: Explain) -
             "12% of the GPU time, more than usual, is lost to data, for 0 s; it alerts after 2 min.",
         ),
         ("stands still", "no rank has made progress for 70 s; it alerts after 2.5 min."),
+        (
+            "rank 1 stands still",
+            "no rank has made progress for 20 s: rank 1 is in data_wait; it alerts after 45 s.",
+        ),
+        (
+            "rank 2 stands still, by its device",
+            "no rank has made progress for 30 s: rank 2 is in device_wait; it alerts after 45 s.",
+        ),
     ],
 )
 def test_a_loss_without_an_alert_yet_is_shown_with_how_long_it_must_last(
     explain_now: Explain, moment: str, text: str
 ) -> None:
     assert explain_now.text(moment).endswith(f"No alert yet: {text}")
+
+
+@pytest.mark.parametrize("moment", ["pauses for a checkpoint", "pauses as usual"])
+def test_a_pause_that_is_usual_is_no_standstill(explain_now: Explain, moment: str) -> None:
+    assert explain_now.answer(moment)["not_yet"] is None
+
+
+def test_json_has_the_rank_and_the_phase_of_a_standstill(explain_now: Explain) -> None:
+    not_yet = explain_now.answer("rank 1 stands still")["not_yet"]
+    assert (not_yet["cause"], not_yet["rank"], not_yet["phase"]) == ("stall", "1", "data_wait")
 
 
 def test_json_has_the_loss_that_does_not_alert_yet(explain_now: Explain) -> None:

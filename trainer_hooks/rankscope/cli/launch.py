@@ -87,7 +87,7 @@ def _explain_node(options: argparse.Namespace) -> Callable[[], bool]:
     from rankscope.cli.top import explain
 
     is_named = bool(options.url or options.cluster or os.environ.get("PROMETHEUS_URL"))
-    return lambda: not is_named and explain(options.run, options.owner)
+    return lambda: not is_named and explain(options.run, options.owner, with_explained=options.all)
 
 
 def _status_of(show: Callable[[], int]) -> int:
@@ -214,6 +214,7 @@ def _add_explain(explain: argparse.ArgumentParser) -> None:
     explain.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name")
     explain.add_argument("--at", metavar="TIME", help="30m (ago), 2026-11-21T02:40 or unix seconds (default: now)")
     explain.add_argument("--json", action="store_true", help="print one line of JSON")
+    explain.add_argument("--all", action="store_true", help="without a Prometheus: also losses that a finding explains")
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:

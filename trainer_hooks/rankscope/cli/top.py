@@ -29,13 +29,13 @@ def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
     return follow(run_dirs or default_run_dirs(), once=once, is_json=is_json)
 
 
-def explain(run: str | None, owner: str | None) -> bool:
+def explain(run: str | None, owner: str | None, *, with_explained: bool = False) -> bool:
     """Print what is wrong with the runs on this node. Returns False if there is no run or a package is missing."""
     if missing(REQUIRED):
         return False
     from rankscope_exporter.top.explained import explain as explain_runs
 
-    return explain_runs(default_run_dirs(), run, owner)
+    return explain_runs(default_run_dirs(), run, owner, with_explained=with_explained)
 
 
 def hang(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:

@@ -155,7 +155,8 @@ def _before(ended: float) -> str:
 def _not_yet(what: NotYet) -> str:
     when = "" if what.alerts_after_seconds is None else f"; it alerts after {_duration(what.alerts_after_seconds)}"
     if what.cause == STALL:
-        return f"no rank has made progress for {_duration(what.lasts)}{when}."
+        where = "" if what.rank is None else f": rank {what.rank} is in {what.phase}"
+        return f"no rank has made progress for {_duration(what.lasts)}{where}{when}."
     if what.rank is None:
         lost = f"{_percent(what.share)} of the GPU time, more than usual, is lost to {what.cause}"
     else:
@@ -171,7 +172,7 @@ def _duration(seconds: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{_two_digits(100 * share)}%"
+    return f"{_two_digits(100 * max(share, 0.0))}%"
 
 
 def _two_digits(value: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import ceil, inf
 
 from rankscope.cli.explaining.alerts import KNOWN
 from rankscope.cli.explaining.answers import Sample
@@ -11,6 +12,8 @@ from rankscope.cli.explaining.prometheus import Prometheus, quoted
 
 STALL = "stall"
 LOOKED_BACK = "30m"  # for its start: twice as long as the longest tier
+MIN_STALL_SECONDS, PACE = 5.0, 2.0
+"""A standstill is shown after so many seconds, and after so many times the longest pause of the last hour."""
 LIMIT = min(tier["limit"] for tier in KNOWN["tiers"])
 
 
@@ -28,10 +31,12 @@ class NotYet:
     """Seconds so far."""
     alerts_after_seconds: float | None
     """Seconds; None if its steps are too long to know, or the server has no rules."""
+    phase: str | None = None
+    """The phase in which the rank stands still."""
 
     def as_object(self) -> dict[str, object]:
-        """Return its fields by their names in the JSON output."""
-        return asdict(self)
+        """Return its fields by their names in the JSON output; the phase only of a standstill."""
+        return {name: value for name, value in asdict(self).items() if name != "phase" or value is not None}
 
 
 def find(prometheus: Prometheus, where: str) -> NotYet | None:
@@ -40,12 +45,41 @@ def find(prometheus: Prometheus, where: str) -> NotYet | None:
 
 
 def _standstill(prometheus: Prometheus, where: str) -> NotYet | None:
-    stands = prometheus.query(f"run:rankscope_stall:seconds{{{where}}} and run:rankscope_pausing:seconds{{{where}}}")
-    if not stands:
-        return None
+    stands = prometheus.query(f"run:rankscope_stall:seconds{{{where}}}")
     names = ("run:rankscope_patience:seconds", "run:rankscope_planned_patience:seconds")
     patience = [one.value for name in names for one in prometheus.query(f"{name}{{{where}}}")]
-    return NotYet(STALL, None, 1.0, stands[0].value, max(patience, default=None))
+    if not stands or not _is_unusual(prometheus, where, stands[0].value, is_planned=len(patience) > 1):
+        return None
+    rank, phase = _waited_for(prometheus, where)
+    return NotYet(STALL, rank, 1.0, stands[0].value, max(patience, default=None), phase)
+
+
+def _is_unusual(prometheus: Prometheus, where: str, stalled: float, *, is_planned: bool) -> bool:
+    """Return whether a standstill is longer than those before it, or decided to be a long one by the rules."""
+    if prometheus.query(f"run:rankscope_pausing:seconds{{{where}}}"):
+        return True
+    if is_planned or prometheus.query(f"run:rankscope_paused:info{{{where}}}"):
+        return False
+    sampled = prometheus.query(f"run:rankscope_stall:sampled{{{where}}} > {MIN_STALL_SECONDS}")
+    before = f"max_over_time(run:rankscope_pause:seconds{{{where}}}[1h] offset {ceil(stalled) + 1}s)"
+    pauses = [one.value for one in prometheus.query(before)] if sampled else []
+    return any(one.value > PACE * max(pauses, default=inf) for one in sampled)
+
+
+def _waited_for(prometheus: Prometheus, where: str) -> tuple[str | None, str | None]:
+    """Return the rank that the others wait for, and its phase: the fewest collectives, or the only one in none."""
+    here = prometheus.query(f"rankscope_rank_phase_since_timestamp_seconds{{{where}}}", "rank", "phase")
+    phases = {one.labels["rank"]: one.labels["phase"] for one in here}
+    issued = prometheus.query(f"rankscope_rank_group_collectives_total{{{where}}}", "rank", "group")
+    most: dict[str, float] = {}
+    for one in issued:
+        most[one.labels["group"]] = max(one.value, most.get(one.labels["group"], 0.0))
+    behind = {one.labels["rank"] for one in issued if one.value < most[one.labels["group"]]} & phases.keys()
+    found = behind or {rank for rank, phase in phases.items() if phase != "collective_wait"}
+    if len(found) != 1:
+        return None, None
+    (rank,) = found
+    return rank, phases[rank]
 
 
 def _loss(prometheus: Prometheus, where: str) -> NotYet | None:
