@@ -20,6 +20,8 @@ RESOLUTIONS = (0.0, 5.0, 30.0)
 """The shortest length of a part in seconds; 0 for parts as they were measured."""
 CAPACITY = 64
 """The number of parts that are kept of each resolution."""
+BY_CHANCE = 2.0
+"""Standard errors by which the lag of one of two ranks exceeds the other's by chance, if they are late in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,10 @@ class Span:
         self._columns = columns
         self.begins = parts[-1].ends - parts[-1].seconds
         self.steps = sum(part.steps for part in parts)
+
+    def __len__(self) -> int:
+        """Return the number of parts."""
+        return len(self._parts)
 
     def values(self, key: Key) -> list[float]:
         """Return the losses, the newest first; NaN where they are unknown."""
@@ -72,13 +78,45 @@ class Span:
         dips = sum(not value - allowance > tier.limit / 2 for value in self.values(key))
         return dips <= tier.dips * len(self._parts)
 
-    def onset(self, key: Key, limit: float) -> float:
-        """Return the time when the loss first exceeded the limit."""
-        begins = self._parts[0].ends
-        for part, value in zip(self._parts, self.values(key), strict=True):
-            if value > limit:
-                begins = part.ends - part.seconds
-        return begins
+    def beyond_one(self, key: Key, ranks: Collection[Key], tier: Tier) -> float | None:
+        """Return the mean loss of a run without what one rank's loss explains of it; None if it is unknown.
+
+        It may be another rank in each block of parts that covers the tier. A loss that a rank has by chance, if each
+        step is another rank's, explains nothing.
+        """
+        total = known = 0.0
+        for block in self._blocks(tier):
+            if (mean := block.mean(key)) is not None:
+                largest = max((loss for rank in ranks if (loss := block.mean(rank)) is not None), default=0.0)
+                by_chance = BY_CHANCE * mean / math.sqrt(max(block.steps, 1.0))
+                total += len(block) * (mean - largest if largest > by_chance else mean)
+                known += len(block)
+        return total / known if known else None
+
+    def _blocks(self, tier: Tier) -> Sequence[Span]:
+        """Return consecutive spans, the newest first, that cover the tier; the last one has the rest."""
+        blocks: list[list[Part]] = [[]]
+        for part in self._parts:
+            if _covers(blocks[-1], tier):
+                blocks.append([])
+            blocks[-1].append(part)
+        if len(blocks) > 1 and not _covers(blocks[-1], tier):
+            rest = blocks.pop()
+            blocks[-1] += rest
+        return [Span(block, self._columns) for block in blocks]
+
+    def rise(self, key: Key, level: float) -> Span:
+        """Return the newest parts in which the loss has been above the level.
+
+        They begin where the sum of what exceeds the level is largest, as in Page's CUSUM test: a single part above or
+        below the level does not change it.
+        """
+        total, largest, count = 0.0, -math.inf, 1
+        for number, value in enumerate(self.values(key), start=1):
+            total += 0.0 if math.isnan(value) else value - level
+            if total >= largest:
+                largest, count = total, number
+        return Span(self._parts[:count], self._columns)
 
 
 class Parts:
@@ -132,6 +170,11 @@ class Parts:
             if sum(one.seconds for one in waiting) >= resolution:
                 ring.append(_merge(waiting))
                 waiting.clear()
+
+
+def _covers(parts: Sequence[Part], tier: Tier) -> bool:
+    seconds, steps = sum(part.seconds for part in parts), sum(part.steps for part in parts)
+    return seconds >= tier.seconds and steps >= tier.steps
 
 
 def _merge(parts: Sequence[Part]) -> Part:

@@ -61,6 +61,8 @@ class LossFindings:
         """By key of each open finding: the time when its loss was last above the release limit."""
         self._usual: dict[Key, float] = {}
         """By key of each open finding about late ranks: its allowance when it began."""
+        self._ended: dict[Key, float] = {}
+        """By key of each finding that ended: the time when its loss was last above the release limit."""
 
     @property
     def open(self) -> Mapping[Key, Finding]:
@@ -78,6 +80,7 @@ class LossFindings:
         self._open.clear()
         self._above.clear()
         self._usual.clear()
+        self._ended.clear()
 
     def add(self, at: float, seconds: float, part: Window) -> None:
         """Measure the losses of the newest part."""
@@ -104,27 +107,45 @@ class LossFindings:
         for key in dict.fromkeys((*self._parts.keys, *self._open)):
             if key[0] not in _DETECTORS or (key == IN_TURN and not {key, USUAL} & self._open.keys()):
                 continue  # ranks are late in turn only beyond the usual loss
-            mean = shortest.mean(key)
+            mean = self._mean(key, shortest)
             if key not in self._open and (mean is None or mean <= self._thresholds.loss):
                 continue  # no allowance is negative
             allowance = self._allowance(key, self._cause(key), shortest)
             loss = -math.inf if mean is None else mean - allowance
             if key in self._open:
-                self._review(at, key, mean, loss, since(shortest.begins))
+                self._review(at, key, loss, shortest, since(shortest.begins))
             elif loss > self._thresholds.loss:
                 for tier in self._reached_tiers(key, allowance, spans):
-                    if self._begin(at, key, tier, since):
+                    if self._begin(at, key, tier, allowance, since):
                         break
 
+    def _mean(self, key: Key, span: Span) -> float | None:
+        """Return the mean loss; of ranks that are late in turn, without what one of them explains."""
+        if key not in (IN_TURN, USUAL):
+            return span.mean(key)
+        ranks = [one for one in self._parts.keys if one[0] == straggler.KIND]
+        return span.beyond_one(key, ranks, self._thresholds.tiers[0])
+
+    def _exceeds(self, key: Key, span: Span, tier: Tier, allowance: float) -> bool:
+        if not span.exceeds(key, tier, allowance):
+            return False
+        mean = self._mean(key, span)
+        return mean is not None and mean - allowance > tier.limit
+
     def _reached_tiers(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Iterator[Tier]:
-        """Yield the tiers that a loss has reached. It does not reach a longer tier if it is already over."""
+        """Yield the tiers that a loss has reached. It does not reach a longer tier if it is already over.
+
+        What was found before is over, and does not count again.
+        """
         if key in ON_DEVICE:
             spans = {tier: self._parts.span(tier, key) for tier in spans}
         first, second, *_ = spans.items()
         for tier, span in spans.items():
-            if span is None or not span.exceeds(key, tier, allowance):
+            if span is None or span.begins < self._ended.get(key, -math.inf):
                 continue
-            mean = second[1].mean(key) if second[1] and tier != first[0] else None
+            if not self._exceeds(key, span, tier, allowance):
+                continue
+            mean = self._mean(key, second[1]) if second[1] and tier != first[0] else None
             if mean is None or mean - allowance > self._thresholds.loss:
                 yield tier
 
@@ -162,30 +183,30 @@ class LossFindings:
         useful, steps_rate = shortest.median(USEFUL), shortest.steps_rate()
         return self._history.baseline(key[0], before, useful, steps_rate, quantile)
 
-    def _begin(self, at: float, key: Key, tier: Tier, since: Since) -> bool:
+    def _begin(self, at: float, key: Key, tier: Tier, allowance: float, since: Since) -> bool:
         """Begin a finding if its detector explains the loss. Return whether it did."""
         span, shortest = self._parts.span(tier, key if key in ON_DEVICE else None), self.shortest
         if span is None or shortest is None:
             return False
         # The time before its onset says nothing about its cause.
-        began = span.onset(key, tier.limit / 2)
-        window = since(began)
+        rise = span.rise(key, _middle(span.mean(key), tier, allowance))
+        window = since(rise.begins)
         if not _is_alive(key, window):
             return False
         candidate = _DETECTORS[key[0]].explain(window, key[1])
         if candidate is None or self._may_be_chance(candidate, window, tier):
             return False
         allowance = self._allowance(key, candidate.cause, shortest)
-        if not span.exceeds(key, tier, allowance):
+        if not self._exceeds(key, span, tier, allowance):
             return False
-        mean = span.mean(key) or candidate.ratio
-        severe = [value > self._thresholds.severe for value in span.values(key)]
+        mean = self._mean(key, rise) or candidate.ratio
+        severe = [value > self._thresholds.severe for value in rise.values(key)]
         is_critical = mean > self._thresholds.severe or sum(severe) > self._thresholds.severe_dips * len(severe)
         has_baseline = _DETECTORS[key[0]].allowance is None or self._history.has_baseline
         baseline = "known" if has_baseline else "unknown"
-        self._open[key] = Finding(replace(candidate, ratio=mean), began, at, is_critical, baseline)
+        self._open[key] = Finding(replace(candidate, ratio=mean), rise.begins, at, is_critical, baseline)
         if key[0] in LATE_RANKS:
-            self._history.forget(rotating.KIND, began)
+            self._history.forget(rotating.KIND, rise.begins)
             self._usual[key] = allowance
         return True
 
@@ -225,33 +246,38 @@ class LossFindings:
                 return True
         return False
 
-    def _review(self, at: float, key: Key, mean: float | None, loss: float, window: Window) -> None:
+    def _review(self, at: float, key: Key, loss: float, shortest: Span, window: Window) -> None:
         """Update ratio and evidence of an open finding, or close it. Its severity can rise, but never falls."""
-        limits, finding = self._thresholds, self._open[key]
+        limits, finding, mean = self._thresholds, self._open[key], self._mean(key, shortest)
         is_unknown = mean is None and key in self._parts.keys
         if is_unknown and at - self._above.setdefault(key, at) <= UNKNOWN_SECONDS:
             return
         is_above = loss >= limits.release * limits.loss
+        is_explained = is_above and mean is not None and _is_alive(key, window)
+        newest = _DETECTORS[key[0]].explain(window, key[1]) if is_explained else None
+        if newest and straggler.is_contradicted(finding.candidate, newest, window):
+            is_above = shortest.exceeds(key, limits.tiers[0])  # else its own fault is over, and what is left is small
+            if is_above and not self._may_be_chance(newest, window, limits.tiers[0]):
+                self._begin_again(at, newest, shortest)
+                return
+            newest = None
         self._above[key] = at if is_above or key not in self._above else self._above[key]
         if at - self._above[key] > limits.release_seconds:
-            del self._open[key], self._above[key]
+            self._ended[key] = self._above.pop(key)
+            del self._open[key]
             self._usual.pop(key, None)
         elif is_above and mean is not None:
             is_critical = finding.is_critical or mean > limits.severe
             evidence = dict(finding.candidate.evidence)
-            if _is_alive(key, window) and (newest := _DETECTORS[key[0]].explain(window, key[1])):
-                if straggler.is_contradicted(finding.candidate, newest, window):
-                    self._begin_again(at, newest, mean)
-                    return
-                evidence |= {name: value for name, value in newest.evidence.items() if name in evidence}
+            evidence |= {name: value for name, value in (newest.evidence if newest else {}).items() if name in evidence}
             candidate = replace(finding.candidate, ratio=mean, evidence=evidence)
             self._open[key] = replace(finding, candidate=candidate, is_critical=is_critical)
 
-    def _begin_again(self, at: float, newest: Candidate, mean: float) -> None:
+    def _begin_again(self, at: float, newest: Candidate, shortest: Span) -> None:
         """Replace an open finding by one with another cause: its own fault is over, and another one goes on."""
-        limits, key, shortest = self._thresholds, newest.key, self.shortest
-        assert shortest is not None
-        began = shortest.onset(key, limits.tiers[0].limit / 2)
+        limits, key = self._thresholds, newest.key
+        mean = shortest.mean(key) or newest.ratio
+        began = shortest.rise(key, _middle(mean, limits.tiers[0], 0.0)).begins
         is_critical = mean > limits.severe
         self._open[key] = Finding(replace(newest, ratio=mean), began, at, is_critical, self._open[key].baseline)
 
@@ -259,6 +285,11 @@ class LossFindings:
         """Add the restored findings of losses."""
         self._open |= {finding.candidate.key: finding for finding in findings if finding.kind in _DETECTORS}
         self._above |= dict.fromkeys(self._open, at)
+
+
+def _middle(mean: float | None, tier: Tier, allowance: float) -> float:
+    """Return the level between a tier's limit and a mean loss above it: what is below it is from before the onset."""
+    return (tier.limit + allowance + (mean or 0.0)) / 2
 
 
 def _makes_most_long_steps(key: Key, run: RunFacts) -> bool:

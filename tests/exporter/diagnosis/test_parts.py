@@ -73,9 +73,11 @@ def test_a_span_of_a_key_has_only_the_parts_in_which_its_loss_is_known() -> None
     assert parts([0.3] * 20).span(SHORT, ("launch", None)) is None
 
 
-def test_the_onset_is_when_the_loss_first_exceeds_the_limit() -> None:
-    assert span([0.0] * 4 + [0.5] * 4).onset(LAG, 0.1) == 4.0
-    assert span([0.0] * 8).onset(LAG, 0.1) == 8.0
+def test_a_loss_rises_where_it_begins_to_exceed_the_level() -> None:
+    assert span([0.0] * 4 + [0.5] * 4).rise(LAG, 0.1).begins == 4.0
+    assert span([0.2] + [0.0] * 3 + [0.5] * 4).rise(LAG, 0.1).begins == 4.0
+    assert span([0.0] * 4 + [0.5, 0.0, 0.5, 0.5]).rise(LAG, 0.1).begins == 4.0
+    assert span([0.0] * 8).rise(LAG, 0.1).begins == 7.0
 
 
 @pytest.mark.parametrize("seconds", [60.0, 300.0, 1500.0])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from itertools import permutations
 
 import pytest
-from testing.readings import DEVICE, HOST, Training, Trial, drift, spend
+from testing.readings import DEVICE, HOST, Change, Training, Trial, Work, drift, spend
 
 FAULTS = {phase: spend(phase, 0.12, 1) for phase in ("data_wait", "backward", "other")}
 
@@ -36,6 +37,13 @@ def test_the_same_fault_that_returns_soon_is_still_the_same_finding(gap: int) ->
     assert len(trial.opened()) == 1
 
 
+def test_a_small_lag_with_another_cause_does_not_go_on_as_a_finding() -> None:
+    trial = Trial(Training(2)).trained(60, drift).trained(40, drift, FAULTS["data_wait"])
+    last = trial.train(40, drift, spend("other", 0.017, 1))
+    assert [finding.candidate.cause for finding in trial.opened()] == ["data_wait"]
+    assert not last.findings
+
+
 def test_a_rank_whose_forward_and_backward_are_slow_has_one_finding() -> None:
     slow_forward, slow_backward = spend("forward", 0.05, 1), spend("backward", 0.07, 1)
     trial = Trial(Training(4)).trained(60, drift).trained(40, drift, slow_forward)
@@ -48,3 +56,71 @@ def test_evidence_of_a_finding_is_never_negative() -> None:
     trial.train(60, drift, FAULTS["backward"])
     found = [finding.candidate.evidence["excess"] for verdict in trial.verdicts for finding in verdict.findings]
     assert min(found) > 0.0
+
+
+def late_in_turn(phase: str, seconds: float, seed: int, second_is_late: float = 0.5) -> Change:
+    """Make one of two ranks spend more time in a phase, in each step a random one and a random time."""
+
+    def change(step: int, rank: int, work: Work) -> None:
+        drawn = random.Random(f"{seed}-{step}")
+        if rank == (drawn.random() < second_is_late):
+            work[phase] = work.get(phase, 0.0) + drawn.expovariate(1 / seconds)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("late", "fault"),
+    [
+        (late_in_turn("other", 0.028, 0, 0.42), "data_wait"),
+        (late_in_turn("other", 0.028, 0, 0.42), "backward"),
+        (late_in_turn("data_wait", 0.024, 1), "backward"),
+    ],
+)
+def test_a_fault_of_one_rank_does_not_make_ranks_late_in_turn(late: Change, fault: str) -> None:
+    trial = Trial(Training(2, clock=DEVICE)).trained(90, late)
+    assert not trial.kinds()
+    trial.train(60, late, spend(fault, 0.2, 1))
+    last = trial.train(60, late)
+    assert [finding.candidate.cause for finding in trial.opened()] == [fault]
+    assert trial.kinds() == {"straggler"}
+    assert not last.findings
+
+
+def test_ranks_that_are_late_one_after_the_other_are_not_late_in_turn() -> None:
+    trial = Trial(Training(2)).trained(60, drift)
+    for rank in (0, 1, 0, 1):
+        trial.train(20, drift, spend("other", 0.12, rank))
+    assert trial.kinds() == {"straggler"}
+
+
+def test_ranks_that_are_late_in_turn_are_no_longer_when_one_of_them_is_always_late() -> None:
+    late = late_in_turn("other", 0.08, 0)
+    trial = Trial(Training(2)).trained(60, late)
+    (before,) = trial.opened("rotating_straggler")
+    last = trial.train(60, late, spend("backward", 0.6, 1))
+    assert [finding.kind for finding in last.findings] == ["straggler"]
+    assert not any(pending.candidate.kind == "rotating_straggler" for pending in last.pending)
+    ratios = [
+        one.candidate.ratio for verdict in trial.verdicts for one in verdict.findings if one.opened == before.opened
+    ]
+    assert max(ratios) < 0.5
+
+
+@pytest.mark.parametrize("clock", [HOST, DEVICE])
+def test_a_finding_begins_when_its_loss_passes_the_limit(clock: str) -> None:
+    trial = Trial(Training(2, clock=clock)).trained(80, spend("other", 0.02, 1))
+    assert not trial.kinds()
+    onset = trial.training.now
+    trial.train(30, spend("backward", 0.2, 1))
+    (finding,) = trial.opened()
+    assert abs(finding.since - onset) <= 1.0
+    assert finding.candidate.ratio == pytest.approx(0.2 / 0.41, rel=0.2)
+
+
+def test_a_loss_above_the_limit_counts_although_single_parts_are_below_it() -> None:
+    trial = Trial(Training(4)).trained(60, drift)
+    onset = trial.training.now
+    seconds, finding = trial.find(drift, spend("backward", 0.3, 1, every=2))
+    assert finding is not None
+    assert abs(finding.since - onset) <= 2.0 < seconds

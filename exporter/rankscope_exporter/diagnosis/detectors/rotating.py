@@ -1,6 +1,7 @@
 """Ranks that slow each other down in turn: the ranks wait, and no single rank explains most of it.
 
-    loss = mean over the other ranks of (own wait - wait of the last rank) in each step
+    loss = mean over the other ranks of (own wait - wait of the last rank) in each step,
+           less the largest lag of one rank over some seconds, if that is more than by chance
 
 Causes: `gc` if Python's garbage collector explains half of the waiting; `spikes` if single steps are far longer than
 the rest; `uneven_work` if the late ranks are late in computing; else the phase that delays the late ranks most.
