@@ -10,7 +10,7 @@ from typing import Any
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis import lost
-from rankscope_exporter.diagnosis.detectors import STATES, checkpoint, rotating, straggler, utilization
+from rankscope_exporter.diagnosis.detectors import STATES, checkpoint, hang, rotating, straggler, utilization
 from rankscope_exporter.diagnosis.detectors.hang import STOPPED, is_interactive
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
@@ -32,6 +32,8 @@ MIN_STALL_SECONDS = 2.0
 """Seconds without progress after which the time is not accounted for until it is known whether the run hangs."""
 MAX_SECONDS_WITHOUT_ALIGNED = 15.0
 """Seconds after which a part ends although none of its steps was compared."""
+STALLED_STEPS = 2.0
+"""Steps for which no rank makes progress, after which a possible hang hides what was found in the steps before it."""
 RECENT_READINGS = 24
 """The number of newest readings that are all kept; older ones are thinned out, so that gaps grow with age."""
 READINGS_LIMIT = 48
@@ -102,7 +104,10 @@ class RunJudge:
         verdict.facts, verdict.lost = window.run, window.lost
         past = self.history.past(at)
         states = [candidate for one in STATES for candidate in one.detect(window, past)]
+        was_hung = self._states.is_hung
         self._states.update(at, [*(self._unseen(window) if living else ()), *states])
+        if self._states.is_hung != was_hung:
+            self._begin_parts_again(at, readings)
         self._decide(verdict, window, states)
         self._is_ready |= self._losses.shortest is not None
         verdict.is_ready = self._is_ready
@@ -131,6 +136,14 @@ class RunJudge:
         if has_changed or are_stopped(last.values()) != are_stopped(readings.values()):
             self._readings = deque()
             self._losses.forget()
+
+    def _begin_parts_again(self, at: float, readings: Readings) -> None:
+        """Drop the losses when a hang begins or ends: the run had them before it, and all of it is one step."""
+        if self._states.is_hung:
+            at = self._losses.shortest.begins if self._losses.shortest else self._readings[0][0]
+            readings = self._readings_at(at)
+        self._readings = deque([(at, readings)])
+        self._losses.forget()
 
     def _account(self, at: float, readings: Readings) -> Mapping[str, float]:
         """Return the GPU seconds by cause since they were last returned; empty for ACCOUNTING_SECONDS after that.
@@ -229,16 +242,24 @@ class RunJudge:
         candidates = [finding.candidate for finding in found]
         keys = {candidate.key for candidate in candidates}
         self._explained = {key: last for key, last in self._explained.items() if key in keys}
+        stalled = self._stall(window, states)
         for finding in found:
-            if self._is_explained(verdict.at, finding.candidate, candidates):
+            is_old = finding in self._losses.open.values() and explanation(finding.candidate, stalled)
+            if self._is_explained(verdict.at, finding.candidate, candidates) or is_old:
                 verdict.pending.append(Pending(finding.candidate, "explained"))
             else:
                 verdict.findings.append(finding)
         verdict.pending += self._pending_states(verdict.at, window, states, candidates)
-        verdict.pending += self._pending_stragglers(window, candidates)
+        verdict.pending += self._pending_stragglers(window, [*candidates, *stalled])
         if usual and (rotating.KIND, None) not in keys:
             late = replace(usual.candidate, kind=rotating.KIND)
             verdict.pending.append(Pending(late, "explained" if explanation(late, candidates) else "usual"))
+
+    def _stall(self, window: Window, states: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Return the possible hang if it is longer than the run's steps: whether their losses go on is unknown."""
+        shortest = self._losses.shortest
+        a_step = 1.0 / shortest.steps_rate() if shortest else 0.0
+        return [one for one in states if one.kind == hang.KIND and window.run.stalled > STALLED_STEPS * a_step]
 
     def _is_explained(self, at: float, candidate: Candidate, others: Sequence[Candidate]) -> bool:
         """Return whether another finding explains the candidate, or did so recently: the two do not end together."""
@@ -253,11 +274,11 @@ class RunJudge:
             if candidate.key not in self._states.open:
                 lacks = "explained" if explanation(candidate, found) else candidate.lacks
                 yield Pending(candidate, lacks, candidate.needed - self._states.lasted(candidate, at))
-        is_hanging = any(candidate.kind == "hang" for candidate in states)
+        is_hanging = any(candidate.kind == hang.KIND for candidate in states)
         if window.run.ranks and are_stopped(one.now for one in window.run.ranks):
-            yield Pending(Candidate("hang", 1.0, STOPPED), "paused")
+            yield Pending(Candidate(hang.KIND, 1.0, STOPPED), "paused")
         elif is_interactive(window.run) and window.run.stalled > self._thresholds.stuck_floor and not is_hanging:
-            yield Pending(Candidate("hang", 1.0, "other"), "interactive")
+            yield Pending(Candidate(hang.KIND, 1.0, "other"), "interactive")
 
     def _pending_stragglers(self, window: Window, found: Sequence[Candidate]) -> Iterator[Pending]:
         for one in window.run.ranks if window.run.steps else ():

@@ -6,7 +6,7 @@ import random
 from itertools import permutations
 
 import pytest
-from testing.readings import DEVICE, HOST, Change, Training, Trial, Work, drift, spend
+from testing.readings import DEVICE, HOST, SLOW, Change, Training, Trial, Work, drift, hang, spend
 
 FAULTS = {phase: spend(phase, 0.12, 1) for phase in ("data_wait", "backward", "other")}
 
@@ -124,3 +124,43 @@ def test_a_loss_above_the_limit_counts_although_single_parts_are_below_it() -> N
     seconds, finding = trial.find(drift, spend("backward", 0.3, 1, every=2))
     assert finding is not None
     assert abs(finding.since - onset) <= 2.0 < seconds
+
+
+@pytest.mark.parametrize("clock", [HOST, DEVICE])
+@pytest.mark.parametrize("fault", ["data_wait", "backward"])
+def test_a_finding_about_steps_is_not_shown_while_no_rank_makes_progress(fault: str, clock: str) -> None:
+    trial = Trial(Training(2, clock=clock)).trained(60, drift)
+    assert trial.train(40, spend(fault, 0.12, 1)).findings
+    for verdict in [trial.train(1, hang("other", 1)) for _ in range(60)][8:]:
+        assert {one.kind for one in verdict.findings} <= {"hang"}
+        shown = {one.candidate.kind for one in verdict.pending if one.lacks != "explained"}
+        assert verdict.findings or shown == {"hang"}
+    assert [one.kind for one in trial.verdicts[-1].findings] == ["hang"]
+
+
+def test_a_finding_is_shown_again_after_a_pause_that_is_no_hang() -> None:
+    trial = Trial(Training(2)).trained(60, drift).trained(40, SLOW)
+    trial.train(1, spend("other", 15.0, 1))
+    trial.train(30, SLOW)
+    assert [one.kind for one in trial.verdicts[-1].findings] == ["straggler"]
+    assert len(trial.opened()) == 1
+
+
+def test_long_steps_do_not_hide_what_is_found_in_them() -> None:
+    trial = Trial(Training(2)).trained(200, spend("forward", 2.0), spend("data_wait", 9.0, 1))
+    (finding,) = trial.opened()
+    opened = [verdict for verdict in trial.verdicts if verdict.at >= finding.opened]
+    assert all(verdict.findings for verdict in opened)
+
+
+def test_a_hang_that_ends_leaves_no_straggler_open() -> None:
+    trial = Trial(Training(2)).trained(60, drift).trained(40, drift, SLOW)
+    trial.train(1, spend("other", 120.0, 1))
+    while not any(one.kind == "hang" for one in trial.train(1, drift).findings):
+        pass
+    while any(one.kind == "hang" for one in trial.train(1, drift).findings):
+        pass
+    assert not trial.verdicts[-1].findings
+    trial.train(60, drift)
+    assert not any(verdict.findings for verdict in trial.verdicts[-60:])
+    assert {one.kind for one in trial.train(20, drift, SLOW).findings} == {"straggler"}
