@@ -109,12 +109,17 @@ several steps use it.
 - Otherwise the number is unknown: lists of tensors or of dicts, tensors of several leading dimensions (`cu_seqlens`),
   texts. When a step uses such a batch, the samples of the rank are absent. `rankscope.step(samples=…)` sets them.
 - A step uses as many batches of each iterator as backward passes ran in it, the newest ones. So skipped batches do not
-  count, nor does one that the script only inspects. A batch whose loss is discarded before `backward` does not count.
-  Of several batches from one iterator with one backward pass, only the newest counts.
+  count, nor does one that the script only inspects. In a step without backward passes, calls of `torch.autograd.grad`
+  count instead.
+- If the passes do not explain the batches, samples and tokens are absent for the rest of the run: most steps fetch more
+  batches than they have passes, or a batch had a forward pass but no backward pass (its loss was dropped, or added to
+  another one).
+- A DataLoader that requests the same list of indices several times in succession, so that each backward pass uses a
+  part of the batch (TRL's GRPO), has neither samples and tokens nor the setting `batch_size`.
 - Batches that are fetched without gradients or within the phase `evaluation` do not count. Nor do those that an
   iterator yields while the model is in evaluation mode, if another one yielded a batch for the step, nor those of an
   iterator that is exhausted without a backward pass, such as `list(loader)`.
-- Batches that another thread fetches do not count.
+- Batches that another thread than the training one fetches do not count.
 
 Ranks that share their batches count them once: the first rank along each dimension of a device mesh whose name has the
 words tp, sp, cp, pp, tensor, sequence, context, pipeline or model. On a mesh of one dimension without a name,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from rankscope.foreign import attribute
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.text import replace_unprintable
@@ -67,7 +68,7 @@ class Settings:
             "step_marker": layout.STEP_MARKERS[self._timeline.steps.marker],
             "accumulation_steps": self._accumulation_steps(),
             "compiled": compiled(),
-            **loader_settings(loader),
+            **loader_settings(loader, self._timeline.job.repeats_batches),
             **ddp_settings(module),
         }
         return {name: replace_unprintable(found.get(name, ""), LONGEST) for name in layout.SETTINGS}
@@ -142,15 +143,16 @@ def parameter_types(optimizer: Any) -> str:
     return "+".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters(optimizer)}))
 
 
-def loader_settings(iterator: Any) -> dict[str, str]:
-    """Return the settings of a DataLoader's iterator; empty for another one."""
-    if not hasattr(iterator, "_num_workers"):
+def loader_settings(iterator: Any, repeats_batches: bool = False) -> dict[str, str]:
+    """Return the settings of a DataLoader's iterator, which does not keep its loader; empty for another one."""
+    workers = attribute(iterator, "_num_workers")
+    if type(workers) is not int:
         return {}
-    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    size = attribute(attribute(iterator, "_index_sampler"), "batch_size")
     return {
-        "loader_workers": str(iterator._num_workers),  # noqa: SLF001 - it does not keep the loader
-        "pin_memory": str(bool(getattr(iterator, "_pin_memory", False))).lower(),
-        "batch_size": "" if size is None else str(size),
+        "loader_workers": str(workers),
+        "pin_memory": str(attribute(iterator, "_pin_memory") is True).lower(),
+        "batch_size": str(size) if type(size) is int and not repeats_batches else "",
     }
 
 

@@ -39,7 +39,10 @@ class Training:
         self.optimizer.step()
 
     def backward(self, batch: Any) -> None:
-        self.model(batch[0]).square().mean().backward()
+        self.loss(batch).backward()
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return torch.as_tensor(self.model(batch[0]).square().mean())
 
     @property
     def samples(self) -> float:

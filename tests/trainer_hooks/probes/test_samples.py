@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from testing.own_record import snapshot
 from tests.trainer_hooks.probes.batches import Failing, Graphs, Training, evaluation, loader, packed
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
@@ -353,6 +356,209 @@ def test_a_batch_fetched_before_the_return_to_training_mode_counts(training: Tra
         training.step(batch)
         training.model.eval()
     assert training.samples == 22
+
+
+def add_gradients(training: Training, batch: Any) -> None:
+    parameters = list(training.model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(training.loss(batch), parameters), strict=True):
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def run_engine(training: Training, batch: Any) -> None:
+    """Run backward as Megatron's schedules do, which no probe sees."""
+    loss = training.loss(batch)
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+@pytest.mark.parametrize("differentiate", [add_gradients, Training.backward], ids=["grad", "backward"])
+@pytest.mark.parametrize("accumulated", [1, 2, 3, 6])
+def test_gradients_accumulated_by_grad_count_like_those_of_backward(
+    training: Training, differentiate: Callable[[Training, Any], None], accumulated: int
+) -> None:
+    for _epoch in range(2):
+        for number, batch in enumerate(loader()):
+            differentiate(training, batch)
+            if number % accumulated == accumulated - 1:
+                training.optimizer.step()
+    assert training.samples == 44
+
+
+def test_gradients_accumulated_by_grad_over_the_end_of_an_epoch_are_not_guessed(training: Training) -> None:
+    for number, batch in enumerate(itertools.chain(*(loader(3, 1) for _ in range(4)))):
+        add_gradients(training, batch)
+        if number % 4 == 3:
+            training.optimizer.step()
+    assert training.samples == 0
+
+
+def test_passes_that_no_probe_sees_leave_accumulated_batches_uncounted(training: Training) -> None:
+    for number, batch in enumerate(loader(80)):
+        run_engine(training, batch)
+        if number % 2:
+            training.optimizer.step()
+    assert training.samples == 0
+
+
+@pytest.mark.parametrize("kind", ["losses", "inputs"])
+def test_several_batches_for_one_backward_pass_are_never_counted_as_one(training: Training, kind: str) -> None:
+    batches, seen = iter(loader(200)), set()
+    while pair := list(itertools.islice(batches, 2)):
+        if kind == "losses":
+            sum(map(training.loss, pair)).backward()  # type: ignore[union-attr]
+            training.optimizer.step()
+        else:
+            training.step([torch.cat([inputs for (inputs,) in pair])])
+        seen.add(training.samples)
+    assert seen == {0}
+
+
+def test_a_changing_number_of_losses_for_one_backward_pass_leaves_the_samples_absent(training: Training) -> None:
+    batches = iter(loader())
+    for count in (1, 1, 3, 1):
+        losses = [training.loss(batch) for batch in itertools.islice(batches, count)]
+        sum(losses).backward()  # type: ignore[union-attr]
+        training.optimizer.step()
+    assert training.samples == 0
+
+
+def test_a_batch_dropped_for_its_loss_leaves_the_samples_absent(training: Training) -> None:
+    for number, batch in enumerate(loader()):
+        loss = training.loss(batch)
+        if number != 3:
+            loss.backward()
+            training.optimizer.step()
+    assert training.samples == 0
+
+
+@pytest.mark.parametrize("skipped", [2, 3])
+def test_a_loop_that_skips_most_batches_has_no_samples(training: Training, skipped: int) -> None:
+    for number, batch in enumerate(loader(200)):
+        if number % skipped == 0:
+            training.step(batch)
+    assert training.samples == 0
+
+
+def test_skipped_batches_at_the_start_count_neither_before_nor_after_the_next_step(training: Training) -> None:
+    seen = []
+    for number, batch in enumerate(loader()):
+        if number >= 3:
+            training.step(batch)
+            seen.append(training.samples)
+    assert seen == [0, 8, 10]
+
+
+def test_tokens_of_several_batches_for_one_pass_are_absent(training: Training) -> None:
+    rows: Any = [{"input_ids": torch.zeros(16)} for _ in range(96)]
+    batches = iter(DataLoader(rows, batch_size=3))
+    while list(itertools.islice(batches, 2)):
+        training.step(OTHER)
+    assert (training.samples, training.tokens) == (0, 0)
+
+
+def repeated(times: int, batches: int) -> list[list[int]]:
+    """Return lists of four indices, each several times in succession."""
+    lists = [[*range(first, first + 4)] for first in range(0, 4 * batches, 4)]
+    return [index for index in lists for _ in range(times)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_batch_that_is_fetched_again_for_each_of_its_parts_is_not_counted(
+    training: Training, workers: int, parts: int, accumulated: int
+) -> None:
+    sampler = repeated(parts, 22)
+    dataset = TensorDataset(torch.randn(88, 8))
+    for number, (inputs,) in enumerate(DataLoader(dataset, batch_sampler=sampler, num_workers=workers)):
+        training.backward([inputs.chunk(parts)[number % parts]])
+        if number % accumulated == accumulated - 1:
+            training.optimizer.step()
+    assert (training.samples, training.tokens) == (0, 0)
+    assert snapshot().info["settings"]["batch_size"] == ""
+
+
+@pytest.mark.parametrize("index", [500, "text", numpy.int64(500)], ids=["int", "text", "numpy"])
+def test_indices_are_compared_by_value(training: Training, index: Any) -> None:
+    def copy(number: int) -> Any:
+        return type(index)(f"{index}{number}")
+
+    dataset: Any = {copy(number): torch.randn(8) for number in range(4)}
+    sampler = [[copy(number // 2 * 2), copy(number // 2 * 2 + 1)] for number in range(4)]
+    training.train(DataLoader(dataset, batch_sampler=sampler))
+    assert training.samples == 0
+
+
+class Key:
+    """An index of the script, which raises if it is compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("user error")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class ByKey:
+    def __getitem__(self, _key: Key) -> torch.Tensor:
+        return torch.randn(8)
+
+
+@pytest.mark.parametrize(("keys", "samples"), [(8, 16), (2, 0)], ids=["new", "repeated"])
+def test_indices_of_the_scripts_types_are_compared_by_identity(training: Training, keys: int, samples: int) -> None:
+    known, dataset = [Key() for _ in range(keys)], ByKey()
+    sampler = [[known[number % keys], known[(number + 1) % keys]] for number in range(0, 16, 2)]
+    training.train(DataLoader(dataset, batch_sampler=sampler, collate_fn=stacked))  # type: ignore[arg-type]
+    assert training.samples == samples
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["new", "persistent"])
+def test_the_same_batch_in_each_epoch_counts(training: Training, options: dict[str, Any]) -> None:
+    batches = loader(4, 4, **options)
+    for _epoch in range(5):
+        training.train(batches)
+    assert training.samples == 20
+
+
+def test_a_sample_that_is_drawn_twice_in_succession_counts(training: Training) -> None:
+    training.train(DataLoader(TensorDataset(torch.randn(4, 8)), batch_size=1, sampler=[0, 1, 1, 2, 3, 3, 3]))
+    assert training.samples == 7
+
+
+def in_threads(tasks: Iterable[Callable[[], object]]) -> None:
+    """Run each task on a thread of its own, one after the other."""
+    for task in tasks:
+        thread = threading.Thread(target=task)
+        thread.start()
+        thread.join()
+
+
+@pytest.mark.parametrize("trained_before", [0, 12])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_first_batch_of_a_thread_that_trains_counts(training: Training, trained_before: int, workers: int) -> None:
+    training.train(loader(trained_before) if trained_before else ())
+    in_threads([lambda: training.train(loader(num_workers=workers))])
+    assert training.samples == trained_before + 22
+
+
+def test_each_batch_of_threads_that_train_one_after_the_other_counts(training: Training) -> None:
+    batches = iter(loader())
+    in_threads([lambda: training.step(next(batches))] * 6)
+    assert training.samples == 22
+
+
+def test_a_timed_loader_on_a_thread_that_trains_counts_once(training: Training) -> None:
+    in_threads([lambda: training.train(rankscope.timed(loader()))])
+    assert training.samples == 22
+
+
+def test_batches_that_another_thread_fetches_for_the_training_are_not_guessed(training: Training) -> None:
+    fetched: list[Any] = []
+    in_threads([lambda: fetched.extend(loader())])
+    training.train(fetched)
+    assert training.samples == 0
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])

@@ -1,7 +1,8 @@
 """The backward pass: `loss.backward()`, `torch.autograd.backward` and `torch.autograd.grad`.
 
 Each outermost call of the first two is a micro-step, and also a step if nothing else marks steps for long. A gradient
-penalty's `grad` is not, and neither is a backward pass of reentrant activation checkpointing inside another one.
+penalty's `grad` is not, and neither is a backward pass of reentrant activation checkpointing inside another one. In a
+step with calls of `grad` alone, their number shows how many batches it used.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     def count(_call: tuple[Any, ...], gradients: object) -> None:
         if passes.on_end is not None:
             passes.on_end()
-        if gradients:
-            return  # only `grad` returns gradients
+        if gradients:  # only `grad` returns gradients
+            steps.batches.gradients += 1
+            return
         number = timeline.slots[MICRO_STEPS] + 1
         timeline.slots[MICRO_STEPS] = number
         if passes.on_optimizer_steps is not None:

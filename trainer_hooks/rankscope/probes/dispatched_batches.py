@@ -30,7 +30,11 @@ class Dispatchers:
         def note(call: tuple[Any, ...], batch: Any) -> None:
             counter.note(call[0], batch)
 
-        self._fetch = in_phase(timeline, guard, layout.DATA_WAIT, note)(lambda _iterator, ask: ask())
+        def note_elsewhere(call: tuple[Any, ...], batch: Any) -> None:
+            counter.note_elsewhere(call[0], batch)
+
+        watch = in_phase(timeline, guard, layout.DATA_WAIT, note, missed=note_elsewhere)
+        self._fetch = watch(lambda _iterator, ask: ask())
         self._undo: list[Undo] = []
 
     def poll(self) -> None:

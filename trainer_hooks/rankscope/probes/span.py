@@ -69,17 +69,19 @@ def in_phase(
     phase: int,
     done: Done | None = None,
     *,
+    missed: Done = lambda _args, _result: None,
     unless_within: frozenset[int] = NEVER,
     left_alone: Callable[[Function], Function] = lambda original: original,
 ) -> Callable[[Function], Function]:
     """Return a wrapper that opens `phase` around a call.
 
-    On the training thread, `done` gets the call's arguments and its result (None if it raised). In any of the phases
-    `unless_within`, the call goes through the wrapper `left_alone` instead.
+    `done` gets the call's arguments and its result (None if it raised) on the training thread, `missed` on others. In
+    any of the phases `unless_within`, the call goes through the wrapper `left_alone` instead.
     """
     skip_call(timeline.enter)
     skip_call(timeline.leave)
     skip_call(timeline.is_within)
+    skip_call(missed)
     if done is not None:
         skip_call(done)
 
@@ -101,13 +103,15 @@ def in_phase(
                 result = original(*args, **kwargs)
                 return result
             finally:
-                if opened is not None:
-                    try:
+                try:
+                    if opened is not None:
                         timeline.leave(opened)
                         if done is not None:
                             done(args, result)
-                    except BaseException as error:
-                        guard.disable(error)
+                    else:
+                        missed(args, result)
+                except BaseException as error:
+                    guard.disable(error)
 
         return skip_frame(watched)
 

@@ -55,6 +55,7 @@ class PhaseClock:
         self._on_event: Callable[[int], object] | None = None
         # Called with a phase that starts on another thread; returns whether to follow that thread from now on.
         self.follows: Callable[[int], bool] = lambda _phase: False
+        self.on_adopt: Callable[[], object] = lambda: None  # called when another thread is followed from now on
 
     def _find_slots(self) -> None:
         """Keep the slots that the fast path writes."""
@@ -279,6 +280,7 @@ class PhaseClock:
         if before not in (None, thread):
             self._owner = thread
             self._find_usual_owner()
+            self.on_adopt()
         return before
 
     def stop(self) -> None:

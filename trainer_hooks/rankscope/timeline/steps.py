@@ -8,7 +8,7 @@ from math import inf
 
 from rankscope.record import layout
 from rankscope.record.layout import FORWARD, INDEX, PASSES_WITHOUT_STEP, RING_STEPS, STEP_BOUNDS
-from rankscope.timeline.batches import Batch, Batches
+from rankscope.timeline.batches import COPIES, FORWARD_COPY, Batch, Batches
 from rankscope.timeline.groups import Groups
 from rankscope.timeline.phases import PhaseClock
 from rankscope.timeline.turns import Turns
@@ -26,9 +26,6 @@ TOKENS = INDEX["tokens"]
 AMP_SCALE = INDEX["amp_scale"]
 STEP_SECONDS = INDEX["step_seconds"]
 STEP_BUCKETS = INDEX["step_buckets"]
-# In an entry of the ring: the copied slots, and among them the seconds of forward passes.
-COPIES = slice(2, None)
-FORWARD_COPY = COPIES.start + INDEX["phase_seconds"] + FORWARD - SAMPLES
 
 
 class Steps:
@@ -40,7 +37,8 @@ class Steps:
         self.marker = NOTHING  # index in layout.STEP_MARKERS
         self.on_end: Callable[[float, int], object] | None = None  # called with the step's end and the open phase
         self.polls: list[Callable[[], None]] = []  # called at a step's end, at most once a second: costly work
-        self.batches = Batches()
+        self.batches = Batches(phases)
+        phases.on_adopt = self.batches.adopt
         self.turns = Turns()
         self._wake_number: float = inf
         self._on_wake: Callable[[int], int | None] = lambda _: None
@@ -56,7 +54,8 @@ class Steps:
         self.check_after: float = PASSES_WITHOUT_STEP  # passes after which `check_pass` is to be called
         # The script's samples and tokens of the step that ends next.
         self.script_counts: tuple[float | None, float | None] | None = None
-        self.samples_are_unknown = False  # of some used batch, so the sum means nothing
+        # Of some used batch, so the sum means nothing.
+        self.samples_are_unknown = self.tokens_are_unknown = False
         self.shares_batches = False  # with another rank, which counts them
 
     @property
@@ -95,6 +94,7 @@ class Steps:
             slots[SAMPLES] += batches.samples
             batches.samples = 0
             batches.passes = slots[MICRO_STEPS]
+            batches.gradients = 0
         elif batches.sources or self.script_counts:
             self._count_samples()
         count = slots[STEPS] + number
@@ -129,8 +129,7 @@ class Steps:
 
     def _count_samples(self) -> None:
         """Count the batches of the step that ends now, or the numbers that the script gave."""
-        slots = self._phases.slots
-        batches = self.batches.take(slots[MICRO_STEPS])
+        batches = self.batches.take()
         if self.script_counts is not None:
             batches = self._replace_counts(batches, *self.script_counts)
         if self.shares_batches:
@@ -142,13 +141,14 @@ class Steps:
     def _add(self, batches: list[Batch]) -> None:
         slots = self._phases.slots
         for samples, tokens in batches:
-            if samples is None:
-                self.samples_are_unknown = True
-                slots[SAMPLES] = 0.0
-            elif not self.samples_are_unknown:
-                slots[SAMPLES] += samples
-            if tokens:
-                slots[TOKENS] += tokens
+            slots[SAMPLES] += samples or 0.0
+            slots[TOKENS] += tokens or 0.0
+            self.samples_are_unknown = self.samples_are_unknown or samples is None
+            self.tokens_are_unknown = self.tokens_are_unknown or tokens is None
+        if self.samples_are_unknown:
+            slots[SAMPLES] = 0.0
+        if self.tokens_are_unknown:
+            slots[TOKENS] = 0.0
 
     def set_counts(self, samples: float | None, tokens: float | None) -> None:
         """Keep the script's numbers for the step that ends next."""
@@ -159,7 +159,9 @@ class Steps:
         """Return the batches, with their numbers replaced by those that the script gave."""
         self.script_counts = None
         keeps_samples, keeps_tokens = samples is None, tokens is None
-        others = [Batch(one.samples if keeps_samples else 0.0, one.tokens * keeps_tokens) for one in batches]
+        others = [
+            Batch(batch.samples if keeps_samples else 0.0, batch.tokens if keeps_tokens else 0.0) for batch in batches
+        ]
         return [*others, Batch(samples or 0.0, tokens or 0.0)]
 
     def check_pass(self, in_evaluation_mode: bool) -> None:

@@ -43,6 +43,7 @@ class Job:
         self.autocast = ""  # the data type of the last autocast
         self.model: Callable[[], Any] = lambda: None  # weak reference to a module that trains in training mode
         self.last_model: Callable[[], Any] = lambda: None  # likewise, even if it then had a pass in evaluation mode
+        self.repeats_batches = False  # whether the loader fetches a batch again for each of its parts
 
     def is_evaluating(self) -> bool:
         """Return whether the trained module is in evaluation mode."""
