@@ -34,6 +34,8 @@ def phase(name: str) -> Iterator[None]:
     `evaluation` and `checkpoint` absorb what they contain: a data wait in an evaluation is evaluation. A `checkpoint`
     that does not raise counts as one checkpoint. With a name of your own, as with `forward`, the innermost phase gets
     the time. A run may have 21 such names, of at most 200 printable characters; the time of any other is `other`.
+
+    A phase belongs to its task (of asyncio, for example). While the task awaits, another one trains outside the phase.
     """
     attachment = _attachment()
     if attachment is None:

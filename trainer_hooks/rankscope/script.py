@@ -11,6 +11,7 @@ from rankscope.record.text import LABEL_LIMIT, is_name, replace_unprintable
 from rankscope.record.writer import encode_info
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import SCRIPT
+from rankscope.timeline.task_phases import TaskPhase, may_take_turns
 from rankscope.timeline.timeline import Timeline
 
 SHOWN = 40  # characters of a refused name in a warning
@@ -59,11 +60,13 @@ class Script:
             logger.warning("rankscope: cannot record phase %r: %s; its time counts as other", shown, refusal)
         self._refusals.add(refusal)
 
-    def _enter_phase(self, name: object) -> Phases | None:
-        index = self._phase_index(_text(name))
-        return self._timeline.checkpoints.begin() if index == layout.CHECKPOINT else self._timeline.enter(index)
+    def _enter_phase(self, name: object) -> Phases | TaskPhase | None:
+        index, timeline = self._phase_index(_text(name)), self._timeline
+        opened = timeline.checkpoints.begin() if index == layout.CHECKPOINT else timeline.enter(index)
+        return timeline.tasks.add(opened) if opened and may_take_turns() else opened
 
-    def _leave_phase(self, opened: Phases | None, succeeded: bool) -> None:
+    def _leave_phase(self, entered: Phases | TaskPhase | None, succeeded: bool) -> None:
+        opened = self._timeline.tasks.end(entered) if isinstance(entered, TaskPhase) else entered
         if opened is None:
             return
         if opened[0] == layout.CHECKPOINT:

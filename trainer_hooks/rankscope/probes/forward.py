@@ -249,7 +249,8 @@ class RootModules:
                 if not (module.training and id(module) in known) and trained.is_evaluated(module):
                     opened = None if timeline.is_within(NO_EVALUATION_WITHIN) else timeline.enter(EVALUATION)
                 elif timeline.open_phases[1] is not None and (
-                    timeline.open_phases[0] in NOT_WITHIN or timeline.is_within(NOT_WITHIN)
+                    (timeline.open_phases[0] in NOT_WITHIN and timeline.usual_owner is not None)
+                    or timeline.is_within(NOT_WITHIN)
                 ):
                     opened = None
                 else:

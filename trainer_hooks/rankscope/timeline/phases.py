@@ -18,6 +18,7 @@ from typing import Any
 from rankscope.record import layout
 from rankscope.record.layout import ABSORBS, INDEX
 from rankscope.record.writer import RankWriter
+from rankscope.timeline.task_phases import TaskPhases
 
 # The open phases as a linked list: the innermost, and the tuple of those around it (or None). Tuples are immutable, so
 # identity shows whether the phase that `enter` opened is still the innermost.
@@ -53,6 +54,7 @@ class PhaseClock:
         self._find_slots()
         self.clock = clock
         self._on_event: Callable[[int], object] | None = None
+        self.tasks = TaskPhases(self)
         # Called with a phase that starts on another thread; returns whether to follow that thread from now on.
         self.follows: Callable[[int], bool] = lambda _phase: False
         self.on_adopt: Callable[[], object] = lambda: None  # called when another thread is followed from now on
@@ -70,9 +72,10 @@ class PhaseClock:
         # The outermost phase is startup, and later OTHER.
         self.open_phases: Phases = (layout.STARTUP, None)
         self._absorber: Absorber = (layout.STARTUP, 0)
+        self.tasks.restart()
         self._kept: Kept | None = None  # the argument of `keep_open`, until its wait
         self._owner_after_wait: int | None = None  # value of `usual_owner` after that wait
-        self._find_usual_owner()
+        self.find_usual_owner()
         self.last_event = self.clock()
         self.slots[PHASE_SINCE] = self.last_event
         self.seconds[OPEN] = layout.STARTUP
@@ -85,7 +88,7 @@ class PhaseClock:
     @on_event.setter
     def on_event(self, listener: Callable[[int], object] | None) -> None:
         self._on_event = listener
-        self._find_usual_owner()
+        self.find_usual_owner()
 
     @property
     def on_boundary(self) -> Callable[[int], object] | None:
@@ -95,11 +98,12 @@ class PhaseClock:
     @on_boundary.setter
     def on_boundary(self, listener: Callable[[int], object] | None) -> None:
         self._on_boundary = listener
-        self._find_usual_owner()
+        self.find_usual_owner()
 
-    def _find_usual_owner(self) -> None:
+    def find_usual_owner(self) -> None:
         """Update `usual_owner` after a change of the listeners, the absorbing phase or the thread."""
-        is_usual = self._on_event is None and self._on_boundary is None and self._absorber is NO_ABSORBER
+        has_listener = self._on_event is not None or self._on_boundary is not None
+        is_usual = not has_listener and self._absorber is NO_ABSORBER and not self.tasks.open
         usual_owner = self._owner if is_usual else None
         if self._kept is None:
             self.usual_owner = usual_owner
@@ -151,16 +155,22 @@ class PhaseClock:
             return None
         if self._on_event is not None:
             self._on_event(phase)
-        now = self._pass()
+        if self.tasks.open:
+            self.tasks.switch()
+        self._pass()
         if self._kept is not None:
             self._close_kept()
+        return self.reopen(phase)
+
+    def reopen(self, phase: int) -> Phases:
+        """Open `phase` at the last event."""
         outer = self.open_phases
         self.open_phases = opened = (phase, outer)
         if self._absorber is NO_ABSORBER:
             if ABSORBS[phase]:
                 self._absorber = phase, len(flatten(outer))
-            self._open(phase, now)
-            self._find_usual_owner()
+            self._open(phase, self.last_event)
+            self.find_usual_owner()
             if self._on_boundary is not None:
                 self._on_boundary(phase)
         return opened
@@ -178,9 +188,9 @@ class PhaseClock:
         depth = len(left) - 1  # number of phases that stay open
         # The outermost phase has changed if startup ended in between.
         if depth > 0 and phases[-depth - 1 : -1] == left[:-1]:
-            self._close(depth)
+            self.close(depth)
 
-    def _close(self, depth: int) -> None:
+    def close(self, depth: int) -> None:
         """Close all phases but the `depth` outermost ones."""
         outer = self.open_phases
         for _ in flatten(outer)[depth:]:
@@ -192,7 +202,7 @@ class PhaseClock:
             self._absorber = NO_ABSORBER
         if self._absorber is NO_ABSORBER:
             self._open(outer[0], now)
-            self._find_usual_owner()
+            self.find_usual_owner()
             if self._on_boundary is not None:
                 self._on_boundary(outer[0])
 
@@ -211,7 +221,7 @@ class PhaseClock:
         """Close the phase kept open for a wait that did not come: the collective ended with the last event."""
         self._forget_kept()
         self.open_phases = self.open_phases[1]
-        self._find_usual_owner()
+        self.find_usual_owner()
 
     def _forget_kept(self) -> None:
         if self._kept is not None:
@@ -240,8 +250,9 @@ class PhaseClock:
 
     def unwind(self) -> None:
         """Close all phases that a failed probe may have left open."""
+        self.tasks.restart()
         self._find_slots()  # Ctrl-C may have come while the record moved
-        self._close(1)
+        self.close(1)
         self.slots[OPEN_OP] = 0.0
 
     def end_startup(self) -> None:
@@ -255,16 +266,23 @@ class PhaseClock:
         # No call before the next line, because Ctrl-C may be raised after a call.
         self.open_phases, self._absorber = phases, absorber
         self._open(self.charged_phase(), self.last_event)
-        self._find_usual_owner()
+        self.find_usual_owner()
 
     def is_within(self, phases: Collection[int]) -> bool:
         """Return whether one of these phases is open. Usually only one phase is open, and callers skip this call."""
+        if self.tasks.open:
+            self.tasks.switch()
         opened: Phases | None = self.open_phases
         while opened is not None:
             phase, opened = opened
             if phase in phases:
                 return True
         return False
+
+    @property
+    def owner(self) -> int | None:
+        """The thread whose time is charged; None if there is none."""
+        return self._owner
 
     @property
     def is_waiting_for_thread(self) -> bool:
@@ -279,7 +297,7 @@ class PhaseClock:
         before, thread = self._owner, get_ident()
         if before not in (None, thread):
             self._owner = thread
-            self._find_usual_owner()
+            self.find_usual_owner()
             self.on_adopt()
         return before
 

@@ -100,6 +100,8 @@ class Timeline(PhaseClock):
         if self._on_event is not None:
             self._on_event(layout.OPTIMIZER)
         self.adopt()
+        if self.tasks.open:
+            self.tasks.switch()
         self._pass()
         self.steps.end(number)
 
