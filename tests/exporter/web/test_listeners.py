@@ -6,7 +6,7 @@ import errno
 import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -90,9 +90,17 @@ def hosts(sockets: Sequence[socket.socket]) -> list[str]:
     return [*dict.fromkeys(one.getsockname()[0] for one in sockets)]
 
 
+def at_any_port(opened: ExitStack, host: str) -> list[socket.socket]:
+    """Listen on a port that is free at each address of the host."""
+    for _ in range(20):
+        with suppress(OSError):
+            return opened.enter_context(listening(host, 0))
+    return opened.enter_context(listening(host, 0))
+
+
 @pytest.mark.parametrize(("host", "source"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("localhost", "127.0.0.1")])
 def test_it_listens_on_ipv4_ipv6_and_host_names(opened: ExitStack, host: str, source: str) -> None:
-    sockets = opened.enter_context(listening(host, 0))
+    sockets = at_any_port(opened, host)
     connect(opened, sockets[0].getsockname()[1], source)
     assert len(ready(sockets)) == 1
 
@@ -105,7 +113,7 @@ def test_it_listens_on_each_address_of_a_name(
     addresses: tuple[tuple[Any, ...], ...],
 ) -> None:
     resolve(*addresses)
-    sockets = opened.enter_context(listening("gpu01", 0))
+    sockets = at_any_port(opened, "gpu01")
     monkeypatch.undo()
     assert hosts(sockets) == [*dict.fromkeys(address[0] for address in addresses)]
     assert len(sockets) <= limits.ACCEPT_QUEUES
@@ -122,7 +130,7 @@ def test_it_leaves_out_an_address_that_the_machine_does_not_have(
     addresses: tuple[tuple[Any, ...], ...],
 ) -> None:
     resolve(*addresses)
-    assert hosts(opened.enter_context(listening("gpu01", 0))) == ["127.0.0.1"]
+    assert hosts(at_any_port(opened, "gpu01")) == ["127.0.0.1"]
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (len(addresses) - 1)
     assert "not listening on" in caplog.text
     assert "Cannot assign requested address" in caplog.text
@@ -140,7 +148,7 @@ def test_it_listens_on_ipv4_if_the_kernel_has_no_ipv6(
 
     resolve(V6, V4)
     monkeypatch.setattr(listeners.socket, "socket", without_ipv6)
-    assert hosts(opened.enter_context(listening("localhost", 0))) == ["127.0.0.1"]
+    assert hosts(at_any_port(opened, "localhost")) == ["127.0.0.1"]
 
 
 def test_a_name_without_an_address_of_this_machine_is_an_error_with_the_address(
@@ -156,8 +164,10 @@ def test_a_port_in_use_at_one_address_of_a_name_is_an_error_with_the_address(
     opened: ExitStack, resolve: Callable[..., None], taken: tuple[Any, ...]
 ) -> None:
     family = socket.AF_INET6 if taken is V6 else socket.AF_INET
-    port = opened.enter_context(socket.create_server(taken[:2], family=family)).getsockname()[1]
     resolve(V4, V6)
+    with ExitStack() as closed:
+        port = at_any_port(closed, "localhost")[0].getsockname()[1]
+    opened.enter_context(socket.create_server((taken[0], port), family=family))
     with pytest.raises(OSError, match="Address already in use") as raised:
         opened.enter_context(listening("localhost", port))
     assert raised.value.filename == address_name((taken[0], port))
