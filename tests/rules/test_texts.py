@@ -102,3 +102,8 @@ TEXTS = {
 def test_texts_have_no_other_formats_of_percentages_and_durations(name: str) -> None:
     texts = re.sub(r"(?m)^ *#.*$", "", TEXTS[name]).replace(r'reReplaceAll "\\s+"', "")
     assert not re.findall(r"humanize(?:Percentage|Duration|1024)?\b|%\.[1-9]f|%\.\d*[eg]| %(?!q)|\d%", texts)
+
+
+def test_what_a_rank_spends_more_than_the_others_is_shown_only_if_it_is_more() -> None:
+    (query,) = re.findall(r"printf `(rank:rankscope_phase_excess:ratio\{[^`]*)`", TEXTS["lagging.yml"])
+    assert query.endswith("} > 0")

@@ -24,8 +24,8 @@ PORT_FAULTS: Mapping[str, str] = _TEXTS["ports"]
 
 
 def percent(ratio: float) -> str:
-    """Return a ratio with two significant digits at the most: `44%`, `6.3%`, `0.7%`."""
-    value = 100.0 * ratio
+    """Return a ratio with two significant digits at the most: `44%`, `6.3%`, `0.7%`. Below 0 there is no loss: `0%`."""
+    value = 100.0 * max(ratio, 0.0)
     if value >= 9.95 or value < 0.01:
         return f"{value:.0f}%"
     return f"{value:.2g}%" if value >= 0.95 else f"{value:.1g}%"

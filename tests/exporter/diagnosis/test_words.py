@@ -100,6 +100,8 @@ def test_no_words_are_for_what_no_detector_yields() -> None:
         (0.0, "0%"),
         (0.0995, "10%"),
         (0.0004, "0.04%"),
+        (-0.0025, "0%"),
+        (-0.3, "0%"),
     ],
 )
 def test_a_ratio_in_words(ratio, text) -> None:
