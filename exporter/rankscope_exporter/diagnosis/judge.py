@@ -28,7 +28,7 @@ MIN_PART_SECONDS = 0.9
 """The shortest part: a little less than the time between two polls."""
 ACCOUNTING_SECONDS = 5.0
 """Seconds between two accounts of where the GPU time went."""
-MIN_STALL_SECONDS = 2.0
+MIN_STALL_SECONDS = 0.5
 """Seconds without progress after which the time is not accounted for until it is known whether the run hangs."""
 MAX_SECONDS_WITHOUT_ALIGNED = 15.0
 """Seconds after which a part ends although none of its steps was compared."""

@@ -299,16 +299,19 @@ def soon_found(job: JudgedJob) -> JudgedJob:
     return job
 
 
-def test_a_stall_counts_from_its_onset_in_the_report_and_in_the_metric(soon_found: JudgedJob, state_dir: Path) -> None:
-    soon_found.train(33)
+@pytest.mark.parametrize("trained", range(30, 35))
+def test_a_stall_counts_from_its_onset_in_the_report_and_in_the_metric(
+    soon_found: JudgedJob, state_dir: Path, trained: int
+) -> None:
+    soon_found.train(trained)
     soon_found.wait(STUCK, HUNG)
     soon_found.findings.close()
     (found,) = saved.jobs(state_dir)
     assert found.ended is None
-    assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 2.0)
+    assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 0.5)
     counted = soon_found.findings._lost["r", found.owner]["stall"]
     assert counted == pytest.approx(4 * STUCK, abs=4 * 6.0), "the metric is updated every 5 s"
-    assert found.gpu_seconds == pytest.approx(4 * (33 + STUCK), rel=0.03)
+    assert found.gpu_seconds == pytest.approx(4 * (trained + STUCK), rel=0.03)
 
 
 def test_a_pause_that_is_no_hang_is_no_stall(soon_found: JudgedJob, state_dir: Path) -> None:
@@ -395,10 +398,11 @@ def test_a_job_is_not_continued_by_other_records(
 
 def test_a_finding_of_an_ended_run_is_over_when_the_run_is(job: JudgedJob, state_dir: Path) -> None:
     job.train(40)
-    job.train(40, lagging("optimizer"))
-    finish(job)
+    for second in range(1, 11):
+        job.poll(job.now + second, ended=[2])
+    job.poll(job.now + 11, ended=range(4))
     (found,) = saved.jobs(state_dir)
-    assert [one.end for one in found.findings] == [found.ended]
+    assert [(one.kind, one.end) for one in found.findings] == [("crash", found.ended)]
 
 
 def test_a_second_fault_of_a_rank_has_its_own_entry_and_its_own_ratio(job: JudgedJob, state_dir: Path) -> None:
