@@ -193,6 +193,8 @@ class Account:
                 judged += seconds
             else:
                 add_seconds(self.causes, by_cause(spent))
+        # A series that vanishes would keep its last value in a report from a Prometheus.
+        add_seconds(self.causes, dict.fromkeys(self.pending, 0.0))
         if judged:
             add_seconds(self.causes, {cause: judged * part / total for cause, part in self.judged.items()})
         self._forget_ranks({str(one.rank) for one in readings})

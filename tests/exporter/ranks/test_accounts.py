@@ -419,3 +419,16 @@ def test_a_second_fault_of_a_rank_has_its_own_entry_and_its_own_ratio(job: Judge
 def mildly(phase: str) -> Plan:
     """Return a plan in which rank 2 spends a little longer in a phase."""
     return lambda step, rank: {**even(step, rank), phase: 0.038 if rank == 2 else 0.03}
+
+
+def test_a_cause_that_was_shown_does_not_vanish(job: JudgedJob) -> None:
+    for rank in job.job.ranks:
+        rank.spend("startup", 5.0)
+    job.poll(job.now)
+    shown: set[str] = set()
+    for _ in range(12):
+        job.train(1)
+        ((_, seconds),) = job.findings._accounts.gpu_seconds()
+        assert shown <= seconds.keys()
+        shown |= seconds.keys()
+    assert {"collective_wait", "transfer"} <= shown
