@@ -20,13 +20,20 @@ _NAMES = {"h2d_copy": "copies"}
 """Causes by phase, where their names differ."""
 
 
-def by_cause(seconds: Mapping[str, float]) -> Mapping[str, float]:
-    """Return seconds by phase as seconds by cause. For ranks without facts: waits are not divided further."""
+def by_cause(seconds: Mapping[str, float], stalled: float = 0.0) -> Mapping[str, float]:
+    """Return seconds by phase as seconds by cause. For ranks without facts: waits are not divided further.
+
+    The last `stalled` seconds are stall, with the same part of each phase.
+    """
     causes: Parts = defaultdict(float)
+    whole = sum(seconds.values())
+    stall = min(stalled / whole, 1.0) if whole > 0.0 else 0.0
+    if stall:
+        causes["stall"] = stall * whole
     names = {**dict.fromkeys(phases.COMPUTING, "none"), "data_wait": "data", **_NAMES}
     for phase, spent in seconds.items():
         if spent > 0.0:
-            causes[names.get(phase, phase)] += spent
+            causes[names.get(phase, phase)] += spent * (1.0 - stall)
     return causes
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.record.reader import UnreadableRecordError, read_rank
+from rankscope_exporter.diagnosis.detectors.hang import KIND as HANG
 from rankscope_exporter.diagnosis.lost import by_cause
 from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, check_directory
 from rankscope_exporter.job_report.records import last_known, phase_seconds
@@ -81,7 +82,7 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
 def _until_now(account: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the saved account of a running job, continued until now from the records of its ranks.
 
-    It is unchanged if not all of them can be read. If the run hangs, the time since then is stall.
+    It is unchanged if not all of them can be read. If the run hangs, the time since the last progress is stall.
     """
     ranks = account["ranks"]
     if account["ended"]:
@@ -94,12 +95,13 @@ def _until_now(account: Mapping[str, Any]) -> Mapping[str, Any]:
     if not alive or any(one["started_monotonic"] != ranks[rank]["began"] for rank, one in snapshots.items()):
         return account
     at = max(map(last_known, alive))
+    is_hung = any(entry["kind"] == HANG for entry in account["findings"].values())
+    stalled = min(one.read_monotonic - one.last_progress for one in alive) if is_hung else 0.0
     pending = {"idle": max(at - account["at"], 0.0) * (len(snapshots) - len(alive))}
     for rank, one in snapshots.items():
         divided = ranks[rank]["divided"]
         spent = {name: max(now - divided.get(name, 0.0), 0.0) for name, now in phase_seconds(one).items()}
-        causes = {"stall": sum(spent.values())} if "stall" in account["judged"] else by_cause(spent)
-        pending = _add(pending, causes)
+        pending = _add(pending, by_cause(spent, stalled))
     return {**account, "pending": pending, "at": at, "steps": max(one["steps"] for one in snapshots.values())}
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rankscope_exporter.diagnosis import words
+from rankscope_exporter.diagnosis.detectors.hang import KIND as HANG
 from rankscope_exporter.diagnosis.findings import Finding, Place
 from rankscope_exporter.diagnosis.history import finite
 from rankscope_exporter.diagnosis.judge import Verdict
@@ -171,6 +172,7 @@ class Account:
         is_new_account = bool(verdict and verdict.new_gpu_seconds)
         total, judged = sum(self.judged.values()) if is_over or is_new_account else 0.0, 0.0
         undecided = verdict.undecided_seconds if verdict and not is_over else 0.0
+        stalled = _stalled(readings) if verdict and any(one.kind == HANG for one in verdict.findings) else 0.0
         for one in readings:
             use = self.ranks.get(str(one.rank))
             is_new = use is None or use.began != one.began
@@ -180,12 +182,11 @@ class Account:
             phases = _phase_seconds(one)
             spent = {name: max(now - use.divided.get(name, 0.0), 0.0) for name, now in phases.items()}
             if not (total or is_new or is_over or verdict is None):  # wait for the judge's next account
-                is_stuck = "stall" in self.judged
-                add_seconds(self.pending, {"stall": sum(spent.values())} if is_stuck else by_cause(spent))
+                add_seconds(self.pending, by_cause(spent, stalled))
                 continue
             if total and not is_new:
                 spent, rest = _split(spent, undecided)
-                add_seconds(self.pending, by_cause(rest))
+                add_seconds(self.pending, by_cause(rest, stalled))
             use.divided = {name: use.divided.get(name, 0.0) + spent.get(name, 0.0) for name in phases}
             seconds = sum(spent.values())
             is_like_before = is_new_account or seconds < LIKE_BEFORE_SECONDS or "stall" in self.judged
@@ -298,6 +299,11 @@ def _phase_seconds(one: RankReading) -> dict[str, float]:
     if one.ended:
         phases[one.phase] = phases.get(one.phase, 0.0) + max(one.ended.at - one.began - sum(phases.values()), 0.0)
     return phases
+
+
+def _stalled(readings: Iterable[RankReading]) -> float:
+    """Return the seconds since the last progress of any living rank."""
+    return min((one.at - one.last_progress for one in readings if not one.ended), default=0.0)
 
 
 def _split(spent: Mapping[str, float], last: float) -> tuple[dict[str, float], dict[str, float]]:

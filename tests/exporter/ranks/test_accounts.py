@@ -368,15 +368,34 @@ def test_a_running_job_is_counted_until_now_from_its_records(
     assert age(job) > 4 * 50.0
 
 
+@pytest.mark.parametrize("seconds", [21, 22, STUCK])
 def test_a_hang_is_counted_until_now_as_stall(
-    soon_found: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+    soon_found: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    soon_found.train(33)
+    soon_found.wait(seconds, HUNG)
+    soon_found.findings.close()
+    read_at(soon_found.now + seconds + 100, monkeypatch)
+    (found,) = saved.jobs(state_dir)
+    assert found.causes["stall"] == pytest.approx(4 * (seconds + 100), abs=4 * 0.5)
+    ((_, shown),) = soon_found.findings._accounts.gpu_seconds()
+    assert shown["stall"] == pytest.approx(4 * seconds, abs=4 * 0.5)
+
+
+@pytest.mark.parametrize("seconds", [1, 4, 8])
+def test_the_time_after_a_hang_is_no_stall(
+    soon_found: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
     soon_found.train(33)
     soon_found.wait(STUCK, HUNG)
+    for rank in soon_found.job.ranks:
+        rank.now += STUCK
+    soon_found.train(seconds)
     soon_found.findings.close()
-    read_at(soon_found.now + STUCK + 100, monkeypatch)
+    soon_found.job.run(500, even)
+    read_at(soon_found.now, monkeypatch)
     (found,) = saved.jobs(state_dir)
-    assert found.causes["stall"] == pytest.approx(4 * (STUCK + 100), abs=4 * 2.0)
+    assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 1.5)
 
 
 @pytest.mark.parametrize("change", ["all have ended", "another process", "no record"])
