@@ -53,6 +53,10 @@ MOMENTS = {
     "pauses for a checkpoint": HEALTHY + STALL % (30, 28) + 'run:rankscope_planned_patience:seconds{run="train"} 900\n',
     "long pauses": HEALTHY + PAUSED % 25,
     "pauses as usual": HEALTHY + STALL % (40, 38) + IN_PHASES,
+    "its exporter diagnoses it": HEALTHY
+    + STALL % (70, 68)
+    + IN_PHASES
+    + 'rankscope_run_judged_info{run="train",by="vm"} 1\n',
 }
 
 
@@ -132,6 +136,7 @@ def test_it_shows_the_clock_by_which_the_ranks_are_judged(explain_at: Explain) -
             "rank 1 stands still",
             "no rank has made progress for 20 s: rank 1 is in data_wait; it alerts after 45 s.",
         ),
+        ("its exporter diagnoses it", "no rank has made progress for 70 s: rank 1 is in data_wait."),
         (
             "rank 2 stands still, by its device",
             "no rank has made progress for 30 s: rank 2 is in device_wait; it alerts after 45 s.",

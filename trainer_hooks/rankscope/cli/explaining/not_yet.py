@@ -30,7 +30,7 @@ class NotYet:
     lasts: float
     """Seconds so far."""
     alerts_after_seconds: float | None
-    """Seconds; None if its steps are too long to know, or the server has no rules."""
+    """Seconds; None if its steps are too long to know, the server has no rules, or an exporter decides."""
     phase: str | None = None
     """The phase in which the rank stands still."""
 
@@ -51,6 +51,8 @@ def _standstill(prometheus: Prometheus, where: str) -> NotYet | None:
     if not stands or not _is_unusual(prometheus, where, stands[0].value, is_planned=len(patience) > 1):
         return None
     rank, phase = _waited_for(prometheus, where)
+    if prometheus.query(f"rankscope_run_judged_info{{{where}}}"):
+        patience = []  # its exporter decides when it hangs, and sooner
     return NotYet(STALL, rank, 1.0, stands[0].value, max(patience, default=None), phase)
 
 
