@@ -45,7 +45,7 @@ class _Occurrence:
 def findings(connect: Connect, where: str, job: Job) -> Iterator[JobFinding]:
     """Yield the findings that the exporter had in a run, the oldest first. `where` are the run's matchers."""
     seconds = job.end - job.began + SCRAPED_AFTER
-    step = min(max(ceil(seconds / SAMPLES), LEAST_STEP), LARGEST_STEP)
+    step = resolution(seconds)
     later, window = connect(job.end + SCRAPED_AFTER), f"[{round(seconds)}s:{step}s]"
     began = _values_of("rankscope_finding_since_timestamp_seconds", where)
     seen = later.query(f"max_over_time(timestamp({began}){window})", "kind", "severity", "value")
@@ -63,6 +63,11 @@ def findings(connect: Connect, where: str, job: Job) -> Iterator[JobFinding]:
             end = max(min(job.ended if end is None else end, job.ended), one.begin)
         if found := _finding(connect, (job.runs[0], job.owner), where, one, end):
             yield found
+
+
+def resolution(seconds: float) -> int:
+    """Return the seconds between two moments that are looked at in so long a time."""
+    return min(max(ceil(seconds / SAMPLES), LEAST_STEP), LARGEST_STEP)
 
 
 def _values_of(metric: str, where: str) -> str:

@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus, quoted
-from rankscope_exporter.job_report.found import findings
+from rankscope_exporter.job_report.found import findings, resolution
 from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, merge_jobs, select_job
 
 LOOK_BACK = "30d"
-RESOLUTION = 60.0
-"""The resolution of an alert's times, in seconds."""
 SHOWN_AFTER_END = 600.0
 """Seconds for which an exporter shows the account of an ended run."""
 SAMPLES = 2000
@@ -156,7 +154,7 @@ def _add_details(connect: Connect, one: Job) -> Job:
             **vars(one),
             "causes": counted if is_judged and counted else _causes(then, where, one.end - one.began, whole),
             "gpus": _gpus(then, where, life),
-            "findings": [*findings(connect, where, one)] if is_judged else _alerts(then, where, life, one.ended),
+            "findings": [*findings(connect, where, one)] if is_judged else _alerts(then, where, one),
             "cpu_seconds": _value(then.query(cpu)),
             "memory": _value(then.query(memory)),
             "steps": _value(then.query(steps)) or 0.0,
@@ -220,15 +218,16 @@ def _gpus(then: Prometheus, where: str, life: str) -> Sequence[Gpu]:
     ]
 
 
-def _alerts(then: Prometheus, where: str, life: str, ended: float | None) -> Sequence[JobFinding]:
+def _alerts(then: Prometheus, where: str, job: Job) -> Sequence[JobFinding]:
     """Return the alerts of a run that no exporter diagnoses."""
     firing = f'ALERTS{{{where},alertstate="firing"}}'
-    ends = {_key(one): one.value for one in then.query(f"max_over_time(timestamp({firing})[{life}:1m])")}
-    begins = {_key(one): one for one in then.query(f"min_over_time(timestamp({firing})[{life}:1m])")}
+    life = job.end - job.began
+    window = f"[{round(life) + 1}s:{resolution(life)}s]"
+    ends = {_key(one): one.value for one in then.query(f"max_over_time(timestamp({firing}){window})")}
+    begins = {_key(one): one for one in then.query(f"min_over_time(timestamp({firing}){window})")}
+    fires = {_key(one) for one in then.query(firing)} if job.ended is None else ()
     found = []
     for key, one in begins.items():
-        end = ends.get(key, one.value)
-        is_open = ended is None and end > one.value + float(life[:-1]) - 2 * RESOLUTION
         labels = {
             name: value for name, value in one.labels.items() if name in ("rank", "node", "gpu", "cause") and value
         }
@@ -237,7 +236,7 @@ def _alerts(then: Prometheus, where: str, life: str, ended: float | None) -> Seq
         found.append(
             JobFinding(
                 begin=one.value,
-                end=None if is_open else end,
+                end=None if key in fires else ends.get(key, one.value),
                 kind=name,
                 severity=one.labels.get("severity", ""),
                 ratio=0.0,

@@ -166,6 +166,13 @@ def test_alerts_are_reported_as_findings_with_their_times(server) -> None:
     assert found.sentence == "RankscopeDataBound: cause cpu"
 
 
+@pytest.mark.parametrize("fires", [True, False])
+def test_an_alert_of_a_living_run_is_open_while_it_fires(server, fires: bool) -> None:
+    now = {r"rankscope_rank_up": one(ENDED + 900.0), r"^ALERTS": one(1.0, **ALERT) if fires else []}
+    (found,) = queries.job(Server({**ANSWERS, **now}).at, "train", None, None).findings
+    assert found.end == (None if fires else BEGAN + 600)
+
+
 @pytest.mark.parametrize(("present", "seconds"), [(900.0, 4500.0), (None, 3600.0)], ids=["hangs", "has ended"])
 def test_a_run_counts_until_now_while_a_rank_is_present(server, present: float | None, seconds: float) -> None:
     up = [] if present is None else one(ENDED + present)
