@@ -22,7 +22,7 @@ installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month month-local serving-pods soak siege packages slurm kubernetes measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm demo check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month month-local serving-pods soak siege packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -114,6 +114,9 @@ siege: venv servers ## run every attack of tests/attacks at once on a real job, 
 slurm: venv servers ## check job attribution and reports with a real Slurm, as root (5 minutes)
 	@deploy/setup.sh slurm
 	@$(BIN)/python -m validation.slurm --seconds 60 --save
+
+job-reports: venv servers ## compare reports of hangs and of a crash, from journal and Prometheus, with the jobs' own clocks (6 minutes)
+	@$(BIN)/python -m validation.job_reports --save
 
 real-life: venv servers ## run the tests from bug reports, real training programs and nodes with several users (10 minutes)
 	@$(BIN)/python -m validation.real_life --save

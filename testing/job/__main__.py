@@ -2,14 +2,15 @@
 
     torchrun --standalone --nproc-per-node 4 -m testing.job DIRECTORY gloo
 
-DIRECTORY has the control file (control.py), which sets the faults; the job writes the process ids of its ranks and its
-progress there. The other kind of device is `asynchronous`.
+DIRECTORY has the control file (control.py), which sets the faults; the job writes the starts and the process ids of its
+ranks and its progress there. The other kind of device is `asynchronous`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ SECONDS_PER_MARK = device_clock.SECONDS_PER_MARK / 10
 def main() -> None:
     """Train on the kind of device that the command line names."""
     directory, kind = Path(sys.argv[1]), sys.argv[2]
+    (directory / f"rank-{os.environ['RANK']}.began").write_text(str(time.time()))
     torch.set_num_threads(1)
     control = ControlReader(directory / "control.json", int(os.environ["RANK"]))
     at_start = control.latest()

@@ -90,6 +90,10 @@ class TrainingJob:
         """Return the process id of a rank."""
         return int((self._directory / f"rank-{rank}.pid").read_text())
 
+    def began(self, rank: int) -> float:
+        """Return the unix time at which a rank's script began."""
+        return float((self._directory / f"rank-{rank}.began").read_text())
+
     def step(self) -> int:
         """Return the step that rank 0 is in; 0 before the first."""
         return self.progress.read()
