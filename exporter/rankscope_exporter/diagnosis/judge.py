@@ -110,7 +110,7 @@ class RunJudge:
             self._begin_parts_again(at, readings)
         self._decide(verdict, window, states)
         self._is_ready |= self._losses.shortest is not None
-        verdict.is_ready = self._is_ready
+        verdict.is_ready = self._is_ready or are_stopped(living)  # all of a stopped run is known
         return verdict
 
     def _unseen(self, window: Window) -> Iterator[Candidate]:

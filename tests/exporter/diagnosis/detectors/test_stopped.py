@@ -87,6 +87,16 @@ def test_a_fault_of_before_the_suspension_is_over_in_it_and_found_again_after_it
     assert [one.kind for one in trial.verdicts[-1].findings] == ["straggler"]
 
 
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_suspended_run_is_judged_by_an_exporter_that_starts_in_the_meantime(is_stopped: bool) -> None:
+    """Otherwise Prometheus' rules judge it, which do not know that it is stopped."""
+    trial = Trial().trained(60)
+    trial.training.adjust = stopped() if is_stopped else unchanged
+    trial.train(20, hang("other", 0))
+    trial.judge = Trial().judge
+    assert trial.train(20).is_ready is is_stopped
+
+
 @pytest.mark.parametrize("clock", ["host", "device"])
 @pytest.mark.parametrize("phase", ["backward", "other"])
 @pytest.mark.parametrize("ranks", [2, 4])
