@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ class Attachment:
         self.writer = RankWriter()
         self.timeline = Timeline(self.writer)
         self._disabled: list[str] = []
+        self._guards: list[Guard] = []
         self._undo: list[Undo] = []
         self._stack_dump = StackDump()
         self.publication = Publication(self.writer, self._details)
@@ -52,6 +54,7 @@ class Attachment:
         """Install every probe. One that fails is off; the others work."""
         from rankscope.probes.compiler import skip_package, uncompiled  # imports torch, as the probes do
 
+        atexit.register(self._pass_through)  # first, so that it runs last
         record = self._guard("record")
         self._find_training = uncompiled(record(self._on_event))
         self._find_rank = uncompiled(record(self._on_event_in_new_group))
@@ -77,7 +80,18 @@ class Attachment:
         self._undo.extend(probe_guard(probe.install)(self.timeline, probe_guard) or [])
 
     def _guard(self, name: str) -> Guard:
-        return Guard(name, self._on_probe_failure, self.timeline.unwind)
+        self._guards.append(Guard(name, self._on_probe_failure, self.timeline.unwind))
+        return self._guards[-1]
+
+    def _pass_through(self) -> None:
+        """Let every patched function only call its original from now on, because the interpreter ends.
+
+        It clears modules next, and objects that still live then call patched functions in their `__del__`, such as a
+        loader with persistent workers.
+        """
+        for one in self._guards:
+            one.disabled = True
+        self._ending.pass_through()
 
     def _keep_descriptors(self) -> None:
         """Reopen descriptors that the job has closed along with its own: the record's and the stack dump's."""
@@ -94,6 +108,7 @@ class Attachment:
 
     def remove(self) -> None:
         """Restore every patched object, end the record as finished and stop counting."""
+        atexit.unregister(self._pass_through)
         self.timeline.stop()
         self._trackers.remove()
         for undo in reversed(self._undo):

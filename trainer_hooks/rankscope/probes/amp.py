@@ -147,7 +147,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         watched = in_phase(timeline, guard, layout.OPTIMIZER, watch.count_skipped)(original)
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            if not handles:
+            if not (handles or guard.disabled):
                 handles.append(register_optimizer_step_pre_hook(begin))
             return watched(*args, **kwargs)
 

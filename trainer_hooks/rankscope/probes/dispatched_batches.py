@@ -25,6 +25,7 @@ class Dispatchers:
     """The patch of the class of these loaders, made once the class is imported."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
+        self._guard = guard
         counter = BatchCounter(timeline)
 
         def note(call: tuple[Any, ...], batch: Any) -> None:
@@ -50,7 +51,11 @@ class Dispatchers:
         self._undo.clear()
 
     def _watch(self, original: Function) -> Function:
-        return lambda loader: timed_iterator(original(loader), self._fetch)
+        def watched(loader: Any) -> Any:
+            iterator = original(loader)
+            return iterator if self._guard.disabled else timed_iterator(iterator, self._fetch)
+
+        return watched
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:

@@ -220,7 +220,7 @@ class RootModules:
         timeline, guard, within = self._timeline, self._guard, self._in_pass(original, original)
 
         def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling() or guard.disabled or timeline.is_within(NOT_SEARCHED):
+            if guard.disabled or is_dynamo_compiling() or timeline.is_within(NOT_SEARCHED):
                 return original(module, *args, **kwargs)
             try:
                 return within(module, *args, **kwargs)
@@ -241,10 +241,10 @@ class RootModules:
         known = trained.ids
 
         def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling():
-                return original(module, *args, **kwargs)
             if guard.disabled:
                 return plain(module, *args, **kwargs)
+            if is_dynamo_compiling():
+                return original(module, *args, **kwargs)
             try:
                 if not (module.training and id(module) in known) and trained.is_evaluated(module):
                     opened = None if timeline.is_within(NO_EVALUATION_WITHIN) else timeline.enter(EVALUATION)

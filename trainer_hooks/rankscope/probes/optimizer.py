@@ -64,7 +64,7 @@ class StepMarker:
     @skip_call
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """Enter the phase, as the pre hook. A step inside a backward pass belongs to that pass."""
-        if is_dynamo_compiling() or self._guard.disabled:
+        if self._guard.disabled or is_dynamo_compiling():
             return  # a compiled optimizer would be recompiled at each changing value
         try:
             if self._timeline.open_phases[1] is not None and self._timeline.is_within((BACKWARD,)):
@@ -80,7 +80,7 @@ class StepMarker:
     @skip_call
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """Leave the phase, as the post hook. If this optimizer marks the steps, end the training step."""
-        if is_dynamo_compiling() or self._guard.disabled:
+        if self._guard.disabled or is_dynamo_compiling():
             return
         try:
             opened = self._open.pop(id(optimizer), None)

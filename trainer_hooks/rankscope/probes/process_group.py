@@ -32,6 +32,8 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     def wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def watched(pg: Any) -> None:
             original(pg)
+            if guard.disabled:
+                return
             if pg is not None or sys._getframe(1).f_code.co_name == DESTROY_FUNCTION:  # noqa: SLF001 - the documented name
                 notice(pg is not None)
 

@@ -89,7 +89,7 @@ def in_phase(
         within = left_alone(original)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling() or guard.disabled:
+            if guard.disabled or is_dynamo_compiling():
                 return original(*args, **kwargs)
             if timeline.open_phases[1] is not None and timeline.is_within(unless_within):
                 return within(*args, **kwargs)

@@ -41,13 +41,21 @@ class WatchedMethod:
         )(original)
         self._on_cpu = on_cpu  # whether the method's tensor must be on the host
 
-    def __get__(self, tensor: torch.Tensor | None, owner: type) -> Any:
+    def __get__(
+        self,
+        tensor: torch.Tensor | None,
+        owner: type,
+        plain: tuple[type, ...] = PLAIN,
+        mode_is_on: Callable[[], bool] = function_mode_is_on,
+        method: type[MethodType] = MethodType,
+    ) -> Any:
+        """Return the method. The defaults are names that it needs while the interpreter ends and clears modules."""
         if tensor is None:
             return self._original
         # The usual case first: a model's `.to(dtype)` of a device's tensor, hundreds per step.
-        if owner not in PLAIN or function_mode_is_on() or tensor.is_cpu is not self._on_cpu:
+        if owner not in plain or mode_is_on() or tensor.is_cpu is not self._on_cpu:
             return self._original.__get__(tensor, owner)
-        return MethodType(self._watched, tensor)
+        return method(self._watched, tensor)
 
 
 class TensorMethods:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -14,6 +14,7 @@ class TimedIterator:
     """A wrapper with the attributes of an iterator. `fetch` is called with the method that returns the next item."""
 
     __slots__ = ("__weakref__", "_fetch", "_iterator", "has_loader")
+    has_loader: bool
 
     def __init__(self, iterator: Iterator[Any], fetch: Callable[[TimedIterator, Callable[[], Any]], Any]) -> None:
         set_own = partial(object.__setattr__, self)
@@ -28,12 +29,13 @@ class TimedIterator:
     def __next__(self) -> Any:
         return self._fetch(self, self._iterator.__next__)
 
-    def __getattr__(self, name: str) -> Any:
+    # The defaults are names that these need while the interpreter ends and clears modules.
+    def __getattr__(self, name: str, fetches: frozenset[str] = FETCHES, bind: type[partial[Any]] = partial) -> Any:
         value = getattr(self._iterator, name)
-        return partial(self._fetch_by, value) if name in FETCHES else value
+        return bind(self._fetch_by, value) if name in fetches else value
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        owner = self if name in TimedIterator.__slots__ else self._iterator
+    def __setattr__(self, name: str, value: Any, own: Collection[str] = __slots__) -> None:
+        owner = self if name in own else self._iterator
         object.__setattr__(owner, name, value) if owner is self else setattr(owner, name, value)
 
     def __delattr__(self, name: str) -> None:

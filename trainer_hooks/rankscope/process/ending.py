@@ -51,6 +51,7 @@ class Ending:
         self._sigterm_before: object = None
         self._watches_sigterm = False
         self._noted_sigterm = (0, 0.0)  # the end of the last words, and when a step first ended with them
+        self._is_over = False
 
     def watch(self) -> None:
         """Start to watch for a clean exit and an uncaught exception."""
@@ -94,12 +95,16 @@ class Ending:
             self._noted_sigterm = (0, 0.0)
             self._writer.forget_last_words()
 
+    def pass_through(self) -> None:
+        """Let the patched functions only call their originals from now on. The interpreter clears modules next."""
+        self._is_over = True
+
     def _watch_handlers(self, original: Callable[..., object]) -> Callable[..., object]:
         """Wrap `signal.signal`: a job that restores the default handler of SIGTERM also removes the hook's."""
 
         def watched(*args: object, **kwargs: object) -> object:
             before = original(*args, **kwargs)
-            if args == (signal.SIGTERM, signal.SIG_DFL) and self._watches_sigterm:
+            if not self._is_over and args == (signal.SIGTERM, signal.SIG_DFL) and self._watches_sigterm:
                 with contextlib.suppress(Exception):
                     faulthandler.unregister(signal.SIGTERM)
                     self.renew()
@@ -160,30 +165,33 @@ class Ending:
 
     def _watch_os_exit(self, original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
         def watched(status: int) -> NoReturn:
-            if isinstance(status, int):  # else it raises
+            if isinstance(status, int) and not self._is_over:  # else it raises
                 is_planned = is_success(status) or is_status_of_signal(status)
                 self.write(layout.FINISHED if is_planned else layout.EXCEPTION)
             original(status)
 
         return watched
 
-    def _watch_exec(self, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    def _watch_exec(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a call that replaces the process, often by the same script: it does not run the exit functions."""
 
-        def watched(*args: object, **kwargs: object) -> NoReturn:
-            if not is_file(args[0] if args else kwargs.get("path")):  # `os.execvp` tries each directory of the PATH
-                original(*args, **kwargs)
+        def watched(*args: object, **kwargs: object) -> Any:
+            # `os.execvp` tries each directory of the PATH.
+            if self._is_over or not is_file(args[0] if args else kwargs.get("path")):
+                return original(*args, **kwargs)
             before = self._writer.slots[INDEX["ended"]]
             self.write(layout.FINISHED)
             try:
-                original(*args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 self._writer.slots[INDEX["ended"]] = before  # it failed
 
         return watched
 
-    def _watch_sys_exit(self, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
-        def watched(*args: object, **kwargs: object) -> NoReturn:
+    def _watch_sys_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: object, **kwargs: object) -> Any:
+            if self._is_over:
+                return original(*args, **kwargs)
             error = error_of_exit(original, *args, **kwargs)
             is_main = threading.current_thread() is threading.main_thread() and not is_interactive()
             self._failure = error if is_main and is_failure(error) else None
@@ -202,7 +210,7 @@ class Ending:
         self._write_error(error or (last if last is not self._error_before else None))
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not is_interactive():
+        if not (self._is_over or is_interactive()):
             self._write_error(error)
         self._excepthook(kind, error, trace)
 
