@@ -184,6 +184,7 @@ class Attachment:
 
     def _details(self) -> dict[str, Any]:
         return {
+            "uuid": identity.gpu_uuid(self.timeline.job.device),
             "phases": self.script.phases,
             "groups": self.timeline.groups.names,
             "group_descriptions": self.timeline.groups.descriptions,

@@ -8,10 +8,12 @@ import types
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torch.distributed as dist
 from testing.leaving import leave
 
 from rankscope.process import identity
+from rankscope.timeline.timeline import Job
 
 SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_SLUID", "SLURM_JOB_ACCOUNT", "SLURM_JOB_PARTITION")
 TASK_OF_SLURM = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
@@ -117,6 +119,56 @@ def test_the_gpu_is_at_the_local_rank_in_a_list_of_uuids(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert identity.gpu_uuid() == uuid
+
+
+@pytest.mark.parametrize(
+    ("parameters", "allocated", "device"),
+    [
+        (None, (), 0),
+        (None, (1,), 1),
+        (None, (0, 1), 0),
+        ((1,), (0, 1), 1),
+        ((0, 1), (0, 1), 0),
+        ((3, 2), (), 2),
+    ],
+    ids=["nothing known", "memory", "memory on the current one", "parameters", "parameters on both", "on others"],
+)
+def test_the_gpu_is_the_one_with_the_parameters_or_with_memory_and_not_always_the_current_one(
+    monkeypatch: pytest.MonkeyPatch, parameters: tuple[int, ...] | None, allocated: tuple[int, ...], device: int
+) -> None:
+    simulated = {
+        "is_initialized": lambda: True,
+        "device_count": lambda: 4,
+        "current_device": lambda: 0,
+        "memory_allocated": lambda index: 2**30 * (index in allocated),
+        "get_device_properties": lambda index: types.SimpleNamespace(uuid=f"GPU-{index}"),
+    }
+    for name, function in simulated.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    job = Job()
+    if parameters:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+        on_cuda = [types.SimpleNamespace(device=torch.device("cuda", index)) for index in parameters]
+        optimizer.param_groups = [{"params": [one]} for one in on_cuda]
+        job.keep_optimizer(optimizer)
+    assert identity.gpu_uuid(job.device) == f"GPU-{device}"
+
+
+def test_without_statistics_of_an_allocator_the_gpu_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_index: int) -> int:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", refuse)
+    assert identity.device_in_use() == 1
+
+
+def test_an_optimizer_on_the_cpu_initializes_no_cuda() -> None:
+    job = Job()
+    job.keep_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
+    assert job.device is None
+    assert not torch.cuda.is_initialized()
 
 
 def test_the_file_name_is_safe_with_any_name_of_the_run() -> None:

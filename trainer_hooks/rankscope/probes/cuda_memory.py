@@ -46,13 +46,13 @@ class AllocatorReader:
         slots[OUT_OF_MEMORY] = stats["num_ooms"]
 
 
-def read_current_device() -> Mapping[str, Any]:
-    """Return the counters of the training thread's device; empty if CUDA is not in use. Initializes nothing."""
-    return torch.cuda.memory_stats_as_nested_dict()
+def read_device(index: int | None) -> Mapping[str, Any]:
+    """Return a device's counters, by default the current one's; empty if CUDA is not in use. Initializes nothing."""
+    return torch.cuda.memory_stats_as_nested_dict(index)
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Add the reader to the polls of a step."""
-    poll: Any = guard(AllocatorReader(timeline, read_current_device).poll)
+    poll: Any = guard(AllocatorReader(timeline, lambda: read_device(timeline.job.device)).poll)
     timeline.steps.polls.append(poll)
     return [lambda: timeline.steps.polls.remove(poll)]

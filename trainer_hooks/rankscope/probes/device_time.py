@@ -18,11 +18,14 @@ from rankscope.probes.compiler import skip_frame
 from rankscope.probes.span import Arguments, Function, around
 from rankscope.timeline.device_clock import DeviceClock, Event
 from rankscope.timeline.phases import Phases
-from rankscope.timeline.timeline import Timeline
+from rankscope.timeline.timeline import Job, Timeline
 
 
 class Cuda:
     """torch.cuda, which is also ROCm's. Other accelerators have no query for a running capture."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
 
     def is_in_use(self) -> bool:
         """Return whether CUDA is initialized. False also in a child forked after that."""
@@ -33,8 +36,11 @@ class Cuda:
         return torch.cuda.is_current_stream_capturing()
 
     def current_stream(self) -> torch.cuda.Stream:
-        """Return the calling thread's current stream; in an autograd callback that of the caller of backward."""
-        return torch.cuda.current_stream()
+        """Return the calling thread's current stream; in an autograd callback that of the caller of backward.
+
+        It is a stream of the device that the job trains on, which is the current one until that is known.
+        """
+        return torch.cuda.current_stream(self._job.device)
 
     def new_event(self) -> Event:
         """Return an event with timing enabled."""
@@ -46,7 +52,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Start the clock. Does nothing in a CPU build of torch."""
     if not torch.backends.cuda.is_built():
         return []
-    clock = DeviceClock(timeline, guard, Cuda())
+    clock = DeviceClock(timeline, guard, Cuda(timeline.job))
     clock.start()
     # A stream's wait_event, wait_stream and record_event all call these two, which torch looks up at each call.
     return [

@@ -9,7 +9,6 @@ there each backward pass counts as a step after a while (timeline/steps.py).
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Sequence
 from threading import get_ident
 from types import FrameType
@@ -101,9 +100,9 @@ class StepMarker:
             self._guard.disable(error)
 
     def _note_marking(self, optimizer: Any) -> None:
-        """Keep the optimizer that marks the steps, for the settings of the run."""
+        """Keep the optimizer that marks the steps, for the settings of the run, and the device of its parameters."""
         if optimizer is not WITHIN_BACKWARD:
-            self._timeline.job.objects["optimizer"] = weakref.ref(optimizer)
+            self._timeline.job.keep_optimizer(optimizer)
 
     def _after_backward(self) -> None:
         """End the training step after a backward pass in which optimizers stepped."""

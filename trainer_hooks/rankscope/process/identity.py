@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -10,6 +11,7 @@ import socket
 import sys
 import time
 import weakref
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +83,6 @@ def describe(run: str = "") -> dict[str, Any]:
         "group": group_name(),
         "node": environment.text("RANKSCOPE_NODE", LABEL_LIMIT) or socket.gethostname(),
         "pid": str(os.getpid()),
-        "uuid": gpu_uuid(),
         "backend": backend(),
         "torch_version": str(torch.__version__),
         "rankscope_version": __version__,
@@ -171,15 +172,32 @@ def group_name(process_group: Any = None) -> str:
     return compact(sorted(ranks))
 
 
-def gpu_uuid() -> str:
+def device_in_use(devices: Collection[int] = ()) -> int:
+    """Return the index of the CUDA device that this process works on. CUDA must be initialized.
+
+    A job may not call `set_device`: its device is then not the current one, but that of its parameters (`devices`), or
+    if these are not known, one with allocated memory.
+    """
+    from torch import cuda
+
+    current, known = cuda.current_device(), list(devices)
+    if not known:
+        with contextlib.suppress(RuntimeError):  # the job's own allocator has no statistics
+            known = [index for index in range(cuda.device_count()) if cuda.memory_allocated(index)]
+    return current if current in known else min(known, default=current)
+
+
+def gpu_uuid(device: int | None = None) -> str:
     """Return the UUID of the CUDA device in use, else the one at this rank's index in a CUDA_VISIBLE_DEVICES of UUIDs.
 
-    CUDA is called only if the job has already initialized it: initializing it takes hundreds of MB.
+    `device` is the device's index, if it is known. CUDA is called only if the job has already initialized it:
+    initializing it takes hundreds of MB.
     """
     import torch
 
     if torch.cuda.is_initialized():
-        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
+        index = device_in_use() if device is None else device
+        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", "")
         return f"GPU-{uuid}" if uuid and not str(uuid).startswith(("GPU-", "MIG-")) else str(uuid)
     visible = [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     local_rank = int(environment.number("LOCAL_RANK", *_of_task("SLURM_LOCALID"), default="0"))

@@ -8,10 +8,13 @@ object may have at most 29 attributes: with a 30th, CPython 3.11 moves all of th
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
+from rankscope.process.identity import device_in_use
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
@@ -40,10 +43,19 @@ class Job:
 
     def __init__(self) -> None:
         self.objects: dict[str, Callable[[], Any]] = {}  # weak references, by role
+        self.device: int | None = None  # index of the CUDA device of the trained parameters
         self.autocast = ""  # the data type of the last autocast
         self.model: Callable[[], Any] = lambda: None  # weak reference to a module that trains in training mode
         self.last_model: Callable[[], Any] = lambda: None  # likewise, even if it then had a pass in evaluation mode
         self.repeats_batches = False  # whether the loader fetches a batch again for each of its parts
+
+    def keep_optimizer(self, optimizer: Any) -> None:
+        """Keep the optimizer that marks the steps, and the CUDA device of its parameters, if they are on one."""
+        self.objects["optimizer"] = weakref.ref(optimizer)
+        groups = getattr(optimizer, "param_groups", ())
+        devices = {parameter.device for group in groups for parameter in islice(group["params"], 1)}
+        if indices := {device.index for device in devices if device.type == "cuda"}:
+            self.device = device_in_use(indices)
 
     def is_evaluating(self) -> bool:
         """Return whether the trained module is in evaluation mode."""

@@ -67,7 +67,7 @@ class Gpu:
         assert self.initialized, "CUDA was called before the job initialized it"
         return self.capturing
 
-    def current_stream(self) -> Stream:
+    def current_stream(self, _device: int | None = None) -> Stream:
         assert self.initialized, "CUDA was called before the job initialized it"
         return self.stream
 
