@@ -52,7 +52,7 @@ class Judges:
         Raise TypeError or ValueError if the state is damaged.
         """
         self._downtime, self._saved_at = downtime, None
-        self._saved = {(str(name), str(owner)): saved for name, owner, saved in state}
+        self._saved = {tuple(map(str, run)): saved for *run, saved in state}
 
     def _judge(self, run: Run) -> RunJudge:
         if run not in self.judges:
@@ -110,8 +110,8 @@ def reason_not_judged(ranks: Mapping[int, RankReading], gpus: frozenset[str]) ->
     size = sizes.pop()
     if not size:
         return "world_size_unknown"
-    # Compare the size first: a forged world size may be too large for the set.
-    if size > len(ranks) or not ranks.keys() >= set(range(size)):
+    # Compare the size first: a forged world size may be too large for the set. A run of one may have any number.
+    if size > len(ranks) or not (size == 1 or ranks.keys() >= set(range(size))):
         return "ranks_elsewhere"
     return "gpus_unknown" if any(one.uuid and one.uuid not in gpus for one in living) else ""
 

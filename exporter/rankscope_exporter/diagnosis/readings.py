@@ -177,8 +177,13 @@ def are_stopped(ranks: Iterable[RankReading]) -> bool:
     return bool(living) and all(one.is_stopped for one in living)
 
 
-Run = tuple[str, str]
-"""A run's name and its owner."""
+Run = tuple[str, ...]
+"""A run's name and its owner, and the number of its only rank if other trainings have the same name and owner."""
+
+
+def run_title(run: Run) -> str:
+    """Return the run's name, with its rank's number if others have the same name: `sweep (rank 2)`."""
+    return f"{run[0]} (rank {run[2]})" if len(run) > 2 else run[0]
 
 
 def spent(now: Counters, then: Counters) -> Counters:

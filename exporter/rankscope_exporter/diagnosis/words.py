@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope_exporter.diagnosis.findings import Candidate
-from rankscope_exporter.diagnosis.readings import Run
+from rankscope_exporter.diagnosis.readings import Run, run_title
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 LARGEST = 99.5
@@ -57,7 +57,7 @@ def sentence(run: Run, candidate: Candidate) -> str:
     """Return what is wrong, where and how much, in one sentence without a full stop."""
     summary, words = _text(candidate, "summary"), _text(candidate, "words")
     text = f"{summary}: {words}" if words else summary
-    return text.format_map({"run": run[0], **_fields(candidate)})
+    return text.format_map({"run": run_title(run), **_fields(candidate)})
 
 
 def advice(candidate: Candidate) -> str:

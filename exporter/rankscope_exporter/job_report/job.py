@@ -170,6 +170,18 @@ def merge_jobs(jobs: Sequence[Job]) -> Job:
     )
 
 
+def merge_trainings(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs; runs of one rank with one name and owner that were running at the same time are one job."""
+    found: dict[tuple[str, str], list[Job]] = {}
+    for job in sorted(jobs, key=lambda job: job.began):
+        same = found.setdefault((job.runs[0], job.owner), [])
+        if same and job.began < same[-1].end and same[-1].world_size == job.world_size == 1:
+            same[-1] = replace(merge_jobs([same[-1], job]), ranks=same[-1].ranks + job.ranks)
+        else:
+            same.append(job)
+    return [job for of_name in found.values() for job in of_name]
+
+
 def _same_gpus(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
     """Return each GPU once: its energy in all runs, its peak memory, and its busy ratio in the last run."""
     found: dict[tuple[str, str], Gpu] = {}

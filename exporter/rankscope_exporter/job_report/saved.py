@@ -10,7 +10,7 @@ from typing import Any
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope_exporter.diagnosis.detectors.hang import KIND as HANG
 from rankscope_exporter.diagnosis.lost import by_cause
-from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, check_directory
+from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, check_directory, merge_trainings
 from rankscope_exporter.job_report.records import last_known, phase_seconds
 from rankscope_exporter.ranks import journal
 from rankscope_exporter.ranks.state_file import NAME, StateFile
@@ -32,13 +32,13 @@ def jobs(directory: Path) -> list[Job]:
     saved = StateFile(directory).load().get("accounts", ())
     accounts = [*_select_entries(entries, journal.FINISHED), *(saved if isinstance(saved, list) else ())]
     found = [*_select_entries(entries, journal.FOUND)]
-    known: dict[tuple[str, str, float], Job] = {}
+    known: dict[tuple[str, str, str, float], Job] = {}
     for account in accounts:
         with suppress(*UNREADABLE):
             job = _job(_until_now(account), found)
-            key = job.runs[0], job.owner, float(account["began"])
+            key = job.runs[0], job.owner, str(account.get("training", "")), float(account["began"])
             known[key] = max(known.get(key, job), job, key=lambda one: one.at)
-    return [*known.values()]
+    return merge_trainings([*known.values()])
 
 
 def _select_entries(entries: Iterable[Mapping[str, Any]], kind: str) -> Iterator[Mapping[str, Any]]:
@@ -46,7 +46,7 @@ def _select_entries(entries: Iterable[Mapping[str, Any]], kind: str) -> Iterator
 
 
 def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
-    run, owner = str(account["run"]), str(account["owner"])
+    run, owner, training = str(account["run"]), str(account["owner"]), account.get("training", "")
     step = float(account.get("clock_step", 0.0))
     began = float(account["began"]) + step
     at, ended = float(account["at"]), account["ended"] and float(account["ended"])
@@ -54,7 +54,8 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
     own = [
         one
         for one in found
-        if (one["run"], one["owner"]) == (run, owner) and first <= one["end"] and one["begin"] <= last
+        if (one["run"], one["owner"], one.get("training", "")) == (run, owner, training)
+        if first <= one["end"] and one["begin"] <= last
     ]
     ranks = account["ranks"].values()
     return Job(

@@ -18,7 +18,7 @@ from rankscope_exporter.diagnosis.history import finite
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import of_newest_start
 from rankscope_exporter.diagnosis.lost import by_cause
-from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank
@@ -89,6 +89,8 @@ class Account:
 
     run: str
     owner: str
+    training: str = ""
+    """The number of its only rank if other trainings have the same name and owner; see Run."""
     user: str = ""
     slurm: dict[str, str] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
@@ -123,9 +125,14 @@ class Account:
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The open findings."""
 
+    @property
+    def key(self) -> Run:
+        """Return the run that it is the account of."""
+        return (self.run, self.owner, self.training) if self.training else (self.run, self.owner)
+
     def update(self, look: Look, ranks: Sequence[Rank], verdict: Verdict | None) -> list[dict[str, Any]]:
         """Add one poll. Return the findings that have ended since the last one."""
-        readings = of_newest_start(look.readings[self.run, self.owner])
+        readings = of_newest_start(look.readings[self.key])
         living = [one for one in readings if one.ended is None]
         elapsed = max(look.at - self.read_at, 0.0) if self.at else 0.0
         if self.at and look.at >= self.read_at:  # else the node was restarted
@@ -235,6 +242,7 @@ class Account:
         return {
             "run": self.run,
             "owner": self.owner,
+            "training": self.training,
             "begin": look.unix - look.at + finding.since,
             "kind": candidate.kind,
             "cause": candidate.cause,
@@ -243,14 +251,15 @@ class Account:
             "ratio": candidate.ratio,
             "mean": before.get("mean", 0.0) + (current.ratio - before.get("mean", 0.0)) / polls,
             "polls": polls,
-            "sentence": words.sentence((self.run, self.owner), candidate),
+            "sentence": words.sentence(self.key, candidate),
             "advice": words.advice(candidate),
         }
 
 
 def account_from_json(state: Mapping[str, Any]) -> Account:
     """Return an account from its `asdict`. Raise one of history.UNREADABLE if it is damaged."""
-    account = Account(str(state["run"]), str(state["owner"]), str(state["user"]), {**state["slurm"]})
+    account = Account(str(state["run"]), str(state["owner"]), str(state.get("training", "")), str(state["user"]))
+    account.slurm = {**state["slurm"]}
     account.nodes, account.world_size = [*map(str, state["nodes"])], int(state["world_size"])
     account.cpus, account.rank_count = int(state["cpus"]), int(state["rank_count"])
     account.began, account.at, account.read_at, account.steps, account.memory = (

@@ -41,14 +41,14 @@ class Accounts:
         """Add one poll. `resident` is the memory of each process in bytes, by pid."""
         ranks: dict[Run, list[Rank]] = defaultdict(list)
         for rank in look.scan.ranks:
-            ranks[rank.key[0], rank.key[2]].append(rank)
+            ranks[rank.run].append(rank)
         verdicts = {verdict.run: verdict for verdict in look.judged.verdicts}
         pids = {rank.snapshot.lock_pid for rank in look.scan.ranks if rank.snapshot.lock_pid}
         self._allowed = {pid: self._allowed.get(pid) or allowed_cpus(pid, self._procfs) for pid in pids}
         for run, members in ranks.items():
             if run not in self._accounts:
                 saved = self._saved.pop(run, None)
-                self._accounts[run] = saved or Account(*run)
+                self._accounts[run] = saved or Account(run[0], run[1], "".join(run[2:]))
             self._update(self._accounts[run], look, members, verdicts.get(run), resident)
         self._accounts = {run: self._accounts[run] for run in ranks}
         self._ended = {run: _recent(ended, look.unix) for run, ended in self._ended.items() if run in ranks}
@@ -95,7 +95,7 @@ class Accounts:
 
     def restore(self, state: Iterable[Any]) -> None:
         """Restore what `state` returned. Raise one of history.UNREADABLE if it is damaged."""
-        self._saved = {(account.run, account.owner): account for account in map(account_from_json, state)}
+        self._saved = {account.key: account for account in map(account_from_json, state)}
 
 
 def _recent(ended: list[dict[str, Any]], unix: float) -> list[dict[str, Any]]:

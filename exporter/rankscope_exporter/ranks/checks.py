@@ -7,6 +7,7 @@ from itertools import chain
 from rankscope.record.reader import UnreadableRecordError
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.text import LABEL_LIMIT, NUMBER, is_label
+from rankscope_exporter.ranks.rank import is_alone
 
 LABELS = (
     "run",
@@ -41,7 +42,8 @@ def check_info(snapshot: RankSnapshot) -> None:
     for text in chain(snapshot.groups, *described, *chosen):
         if not is_label(text):
             raise UnreadableRecordError("foreign", snapshot.path, f"a name is not printable text: {text[:20]!r}")
-    if NUMBER.fullmatch(info["world_size"]) and int(info["rank"]) >= int(info["world_size"]):
+    is_known = bool(NUMBER.fullmatch(info["world_size"])) and not is_alone(info)
+    if is_known and int(info["rank"]) >= int(info["world_size"]):
         detail = f"rank {info['rank']} is not below the world size {info['world_size']}"
         raise UnreadableRecordError("impossible_rank", snapshot.path, detail)
 

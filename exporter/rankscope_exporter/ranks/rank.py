@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rankscope.record.snapshot import RankSnapshot
+from rankscope_exporter.diagnosis.readings import Run
 
 Key = tuple[str, str, str]
+
+
+def is_alone(info: Mapping[str, Any]) -> bool:
+    """Return whether a rank trains without others."""
+    return bool(info["world_size"] == "1" and info["group"] == info["rank"])
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,15 @@ class Rank:
     def key(self) -> Key:
         """The labels of all its series: run, rank and owner."""
         return self.snapshot.info["run"], self.snapshot.info["rank"], str(self.owner) if self.has_owner else ""
+
+    @property
+    def run(self) -> Run:
+        """Return the run that it is diagnosed with. A rank that trains alone is a run of its own, of any name.
+
+        Rank 0 keeps the plain name, with which the run may start again with more ranks.
+        """
+        info, (name, number, owner) = self.snapshot.info, self.key
+        return (name, owner, number) if is_alone(info) and number != "0" else (name, owner)
 
     @property
     def has_parent(self) -> bool:

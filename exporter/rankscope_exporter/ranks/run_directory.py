@@ -141,9 +141,12 @@ class RunDirectory:
             rank = self._read(file, skipped, with_steps)
             if rank and self._is_shown(rank):
                 other = found.get(rank.key)
-                skipped.count["duplicate"] += other is not None and _are_duplicates(rank, other)
-                if other is None or self._precedence(rank) > self._precedence(other):
+                if other is None:
                     found[rank.key] = rank
+                    continue
+                hidden, found[rank.key] = sorted((rank, other), key=self._precedence)
+                if _are_duplicates(rank, other):
+                    skipped.add(_duplicate(hidden, found[rank.key]))
         return found
 
     def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, bool, bool, float]:
@@ -243,6 +246,12 @@ def _are_duplicates(one: Rank, other: Rank) -> bool:
     if one.owner != other.owner:
         return True
     return one.snapshot.alive and other.snapshot.alive and not (one.is_child_of(other) or other.is_child_of(one))
+
+
+def _duplicate(hidden: Rank, shown: Rank) -> UnreadableRecordError:
+    info = shown.snapshot.info
+    detail = f"pid {info['pid']} on {info['node']} is shown as rank {info['rank']} of run {info['run']} instead"
+    return UnreadableRecordError("duplicate", hidden.snapshot.path, detail)
 
 
 def _elsewhere(ranks: Iterable[Rank]) -> Iterable[Rank]:

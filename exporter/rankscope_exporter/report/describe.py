@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from rankscope_exporter.diagnosis.detectors.hang import INSIDE
+from rankscope_exporter.diagnosis.readings import run_title
 from rankscope_exporter.diagnosis.words import duration, percent
 from rankscope_exporter.report.findings import PendingReport, pending_reason
 from rankscope_exporter.report.ranks import RankReport
@@ -26,9 +27,15 @@ def owner(run: RunReport) -> str:
     return f"user {run.user}" if run.user else f"uid {run.owner}" if run.owner else ""
 
 
+def name(run: RunReport) -> str:
+    """Return the run's name, with its rank's number if it is one of several trainings of that name."""
+    first = run.ranks[0].rank if run.world_size == 1 else 0
+    return run_title((run.run, run.owner, str(first)) if first else (run.run, run.owner))
+
+
 def title(run: RunReport) -> str:
     """Return the run's name and owner, such as `Run train, user alice`."""
-    return ", ".join(filter(None, (f"Run {run.run}", owner(run))))
+    return ", ".join(filter(None, (f"Run {name(run)}", owner(run))))
 
 
 def summary(run: RunReport) -> Iterator[str]:
@@ -56,7 +63,7 @@ def notes(run: RunReport, *, with_explained: bool = False) -> Iterator[str]:
         text = f"{one.sentence} ({pending_reason(one)})"
         yield text if one.lacks == "paused" else f"Not yet an alert: {text}"
     if run.not_judged_reason and run.living:
-        yield f"Run {run.run} is not diagnosed here: {run.not_judged_reason}."
+        yield f"Run {name(run)} is not diagnosed here: {run.not_judged_reason}."
 
 
 def is_growing(one: PendingReport) -> bool:

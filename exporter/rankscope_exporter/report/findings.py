@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rankscope_exporter.diagnosis import words
 from rankscope_exporter.diagnosis.detectors.hang import STOPPED
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
-from rankscope_exporter.diagnosis.readings import Run
+from rankscope_exporter.diagnosis.readings import Run, run_title
 
 LACKS: Mapping[str, str] = {
     "time": "it has not lasted long enough",
@@ -106,9 +106,9 @@ def report_pending(run: Run, pending: Pending) -> PendingReport:
 def _pending_sentence(run: Run, candidate: Candidate) -> str:
     """Return what may become a finding. A start-up that is not one yet, or a stopped run, is not called a hang."""
     if candidate.kind == "hang" and candidate.cause == STOPPED and candidate.place.rank is None:
-        return f"All processes of run {run[0]} are stopped"
+        return f"All processes of run {run_title(run)} are stopped"
     if candidate.kind == "hang" and candidate.place.rank is None:
-        return f"Run {run[0]} makes no steps"
+        return f"Run {run_title(run)} makes no steps"
     if candidate.kind == "hang" and candidate.cause == "startup" and candidate.evidence.get("ranks_behind"):
         return f"The other ranks of run {run[0]} wait for r{words.where(candidate)[1:]} in its start-up"
     return words.sentence(run, candidate)

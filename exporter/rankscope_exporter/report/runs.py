@@ -135,7 +135,7 @@ def report_of_look(look: Look) -> NodeReport:
 def _by_run(ranks: Sequence[Rank]) -> Mapping[Run, Sequence[Rank]]:
     runs: dict[Run, list[Rank]] = defaultdict(list)
     for rank in ranks:
-        runs[rank.key[0], rank.key[2]].append(rank)
+        runs[rank.run].append(rank)
     return runs
 
 

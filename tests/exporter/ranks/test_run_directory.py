@@ -83,7 +83,11 @@ def test_the_living_one_of_two_records_of_a_rank_is_shown(run_dir: Path, living:
 
 @pytest.mark.parametrize(("parent", "skipped"), [("5", {}), ("4", {"duplicate": 1})])
 def test_a_rank_that_another_one_started_replaces_it(
-    run_dir: Path, living: Callable[..., None], parent: str, skipped: dict[str, int]
+    run_dir: Path,
+    living: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    parent: str,
+    skipped: dict[str, int],
 ) -> None:
     living("r.0.5", pid="5")
     directory = RunDirectory([run_dir])
@@ -92,6 +96,7 @@ def test_a_rank_that_another_one_started_replaces_it(
     scan = directory.scan()
     assert [rank.snapshot.info["pid"] for rank in scan.ranks] == ["6"]
     assert scan.skipped == skipped
+    assert ("r.0.5.rank: pid 6 on  is shown as rank 0 of run r instead" in caplog.text) == bool(skipped)
 
 
 @pytest.mark.parametrize(("steps", "shown"), [(0.0, "5"), (1.0, "6")])
@@ -101,6 +106,16 @@ def test_a_rank_without_steps_does_not_replace_one_with_steps(
     living("r.0.5", pid="5", slots={"steps": 100.0})
     living("r.0.6", pid="6", parent="5", slots={"steps": steps})
     assert [rank.snapshot.info["pid"] for rank in RunDirectory([run_dir]).scan().ranks] == [shown]
+
+
+@pytest.mark.parametrize(("size", "group", "skipped"), [("1", "2", 0), ("1", "0-2", 1), ("2", "2", 1)])
+def test_only_a_rank_that_trains_alone_may_have_a_number_beyond_its_world_size(
+    run_dir: Path, size: str, group: str, skipped: int
+) -> None:
+    leave_record(run_dir, "r.2", ended_unix=NOW, rank="2", world_size=size, group=group)
+    scan = RunDirectory([run_dir], Clock(NOW)).scan()
+    assert scan.skipped == ({"impossible_rank": 1} if skipped else {})
+    assert [rank.run for rank in scan.ranks] == ([] if skipped else [("r", str(os.getuid()), "2")])
 
 
 def test_ranks_of_several_directories_are_found(run_dir: Path) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from testing.judged_job import HUNG, JudgedJob
-from testing.records import publish
+from testing.records import publish, rank_info
 from testing.simulated_job import even, lagging
 
 from rankscope_exporter.diagnosis.findings import Candidate, Pending, Place
 from rankscope_exporter.diagnosis.words import duration
+from rankscope_exporter.job_report import saved
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.findings import LACKS, pending_reason, report_pending
-from rankscope_exporter.report.runs import NOT_POLLED, REASONS, NodeReport, Reporter, ordered, report_of_look
+from rankscope_exporter.report.runs import NOT_POLLED, REASONS, NodeReport, Reporter, RunReport, ordered, report_of_look
+from rankscope_exporter.top.explained import select
 
 
 def test_a_healthy_run_has_no_finding_and_its_numbers(run_dir: Path) -> None:
@@ -116,6 +119,63 @@ def test_an_invalid_or_huge_world_size_does_not_affect_other_runs(run_dir: Path,
     runs = {run.run: run for run in report_of_look(job.look).runs}
     assert runs["strange"].not_judged in ("ranks_elsewhere", "world_size_unknown")
     assert runs["r"].is_judged
+
+
+def trainings(run_dir: Path, state_dir: Path | None = None) -> JudgedJob:
+    """Return three processes that train on their own under one run's name."""
+    job = JudgedJob(run_dir, ranks=3, state_dir=state_dir, world_size="1")
+    for number, rank in enumerate(map(str, range(3))):
+        info = rank_info(rank=rank, group=rank, world_size="1", node="node-a")
+        job.job.ranks[number].writer.write_info(info)
+    while job.now < 1020.0:
+        job.job.run(20, even)
+        job.poll(job.now)
+    return job
+
+
+def stop_second(job: JudgedJob, seconds: float) -> Sequence[RunReport]:
+    """Let the second one stand still while the others train. Return all reports."""
+    job.job.ranks[1].enter("forward")
+    others = [rank for number, rank in enumerate(job.job.ranks) if number != 1]
+    until = job.now + seconds
+    while job.now < until:
+        for rank in others:
+            rank.spend("forward", 0.5)
+            rank.step()
+        job.poll(job.now)
+    return report_of_look(job.look).runs
+
+
+def test_trainings_with_one_name_are_diagnosed_apart(run_dir: Path) -> None:
+    job = trainings(run_dir)
+    runs = report_of_look(job.look).runs
+    assert sorted(map(describe.name, runs)) == ["r", "r (rank 1)", "r (rank 2)"]
+    assert all(run.is_judged and run.living == 1 for run in runs)
+    assert len(select(NodeReport(0.0, runs), "r", None)) == 3
+    found = {describe.name(run): [one.kind for one in run.findings] for run in stop_second(job, 400.0)}
+    assert found == {"r": [], "r (rank 1)": ["hang"], "r (rank 2)": []}
+
+
+def test_trainings_with_one_name_have_series_of_the_name_that_users_select(run_dir: Path) -> None:
+    job = trainings(run_dir)
+    stop_second(job, 400.0)
+    samples = [one for family in job.findings.poll(job.look.scan) for one in family.samples]
+    keys = [(one.name, *sorted(one.labels.items())) for one in samples]
+    assert len(keys) == len(set(keys))
+    assert {one.labels["run"] for one in samples} == {"r"}
+    ratios = [one.value for one in samples if one.name == "rankscope_run_lost_ratio"]
+    assert sum(ratios) == pytest.approx(1.0)
+    hangs = [one.labels["rank"] for one in samples if one.labels.get("kind") == "hang"]
+    assert set(hangs) == {"1"}
+
+
+def test_trainings_with_one_name_at_the_same_time_are_one_job_of_the_report(run_dir: Path, state_dir: Path) -> None:
+    job = trainings(run_dir, state_dir)
+    stop_second(job, 400.0)
+    job.findings.close()
+    (reported,) = saved.jobs(state_dir)
+    assert (reported.ranks, [one.kind for one in reported.findings]) == (3, ["hang"])
+    assert reported.gpu_seconds == pytest.approx(3 * (job.now - 1000.0), rel=0.05)
 
 
 def test_living_runs_come_first_and_those_with_findings_before_others(run_dir: Path) -> None:

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -226,12 +226,14 @@ class Findings:
         return [declared.family(values) for declared, values in self._values(time.time()).items()]
 
     def _count_lost(self) -> None:
-        self._lost = {run: seconds for run, seconds in self._lost.items() if run in self._judges.judges}
+        known = {run[:2] for run in self._judges.judges}
+        self._lost = {run: seconds for run, seconds in self._lost.items() if run in known}
         for verdict in self.judged.verdicts:
-            seconds = self._lost.get(verdict.run)
+            run = verdict.run[:2]
+            seconds = self._lost.get(run)
             if seconds is None:
-                before = self._lost_before.pop(verdict.run, {})
-                seconds = self._lost[verdict.run] = {**dict.fromkeys(CAUSES, 0.0), **before}
+                before = self._lost_before.pop(run, {})
+                seconds = self._lost[run] = {**dict.fromkeys(CAUSES, 0.0), **before}
             add_seconds(seconds, {cause: lost for cause, lost in verdict.new_gpu_seconds.items() if cause != "none"})
 
     def close(self) -> None:
@@ -263,24 +265,28 @@ class Findings:
         found: dict[Run, list[RankReading]] = defaultdict(list)
         uuids: dict[Run, dict[int, str]] = defaultdict(dict)
         for rank in scan.ranks:
-            uuids[rank.key[0], rank.key[2]][rank.snapshot.lock_pid] = rank.uuid
+            uuids[rank.run][rank.snapshot.lock_pid] = rank.uuid
         for rank in scan.ranks:
-            run = rank.key[0], rank.key[2]
-            one = reading(rank, aligned.get(rank.key), processes.get(rank.key), gpus.get(rank.uuid), uuids[run])
-            found[run].append(replace(one, port_fault=self._network.fault))
+            of_run = uuids[rank.run]
+            one = reading(rank, aligned.get(rank.key), processes.get(rank.key), gpus.get(rank.uuid), of_run)
+            found[rank.run].append(replace(one, port_fault=self._network.fault))
         return found
 
     def _values(self, unix: float) -> Mapping[Declaration, dict[tuple[str, ...], float]]:
         values: dict[Declaration, dict[tuple[str, ...], float]] = {declared: {} for declared in METRICS}
+        # Trainings with one name have series together: the mean of their ratios, and the sum of their seconds.
+        trainings = Counter(verdict.run[:2] for verdict in self.judged.verdicts if verdict.lost)
         for verdict in self.judged.verdicts:
-            run = verdict.run
+            run = verdict.run[:2]
             if verdict.is_ready:
                 values[JUDGED][(*run, _node(verdict))] = 1.0
-            values[LOST].update({(*run, cause): ratio for cause, ratio in verdict.lost.items()})
+            for cause, ratio in verdict.lost.items():
+                before = values[LOST].get((*run, cause), 0.0)
+                values[LOST][(*run, cause)] = before + ratio / trainings[run]
             values[LOST_SECONDS].update({(*run, cause): lost for cause, lost in self._lost[run].items()})
             values[LAG].update({(run[0], str(rank), run[1]): lag for rank, lag in _lags(verdict)})
             for finding in verdict.findings:
-                labels = _labels(run, finding)
+                labels = _labels(verdict.run, finding)
                 values[FINDING][labels] = finding.candidate.ratio
                 values[SINCE][labels] = unix - (verdict.at - finding.since)
                 values[EVIDENCE].update({(*labels, name): n for name, n in finding.candidate.evidence.items()})
@@ -317,6 +323,6 @@ def _lags(verdict: Verdict) -> Iterator[tuple[int, float]]:
 
 def _labels(run: Run, finding: Finding) -> tuple[str, ...]:
     candidate, place = finding.candidate, finding.candidate.place
-    rank = "" if place.rank is None else str(place.rank)
+    rank = "".join(run[2:]) if place.rank is None else str(place.rank)
     what = candidate.kind, candidate.cause, finding.severity
-    return (*run, *what, rank, *place[1:])
+    return (*run[:2], *what, rank, *place[1:])
