@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from rankscope.record import layout
 from rankscope.record.clock import MACHINE, boot_id, own_clocks
 from rankscope.record.directory import opened, weakness
 from rankscope.record.free_rank import free_rank
-from rankscope.record.old_records import parent_rank, remove_old_records
+from rankscope.record.old_records import claimants, parent_rank, remove_old_records
 from rankscope.record.process_stat import own_start
-from rankscope.record.text import replace_unprintable
-from rankscope.record.writer import SUFFIX, RankWriter, encode_info, run_directory
+from rankscope.record.text import NUMBER, replace_unprintable
+from rankscope.record.writer import RankWriter, encode_info, run_directory
 from rankscope.timeline.timeline import Timeline
 
 ERROR_LIMIT = 200  # characters of a path or an error
@@ -58,7 +58,8 @@ class Publication:
         self._identity: dict[str, Any] = {}
         self._labels: dict[str, str] = {}  # the user's own
         self._run = ""  # the run of which this process was a rank before
-        self._parent: dict[str, Any] | None = None  # info of the rank that started this process; None: not read yet
+        self._parent: dict[str, Any] = {}  # info of the rank that started this process; empty: none known yet
+        self._inherits_rank: bool | None = None  # None: not read yet
 
     @property
     def has_identity(self) -> bool:
@@ -72,6 +73,8 @@ class Publication:
     def is_same_rank(self) -> bool:
         """Return whether this process is still the same rank. Also updates its backend and GPU."""
         now = identity.describe(self._identity["run"])
+        if now["world_size"] == self._identity["world_size"] == "1":
+            now |= {label: self._identity[label] for label in RANK_IDENTITY}  # its number does not change
         if any(now[label] != self._identity[label] for label in RANK_IDENTITY):
             return False
         self._identity = {**now, "run": self._identity["run"]}
@@ -82,18 +85,27 @@ class Publication:
         if is_loader_worker():
             return False
         if identity.is_distributed():  # a rank may start a process with a group of its own to save or to generate
-            return event in UPDATE_EVENTS or not self._read_parent()
+            if event in UPDATE_EVENTS:
+                return True
+            return (identity.has_peers() or trains_alone(timeline, event)) and not self._was_started_by_rank()
         return trains_alone(timeline, event) and not self._is_helper(event)
 
     def _is_helper(self, event: int) -> bool:
         """Return whether a rank started this process to evaluate, or this process only inherits its rank number."""
+        if event not in UPDATE_EVENTS:
+            return self._was_started_by_rank()
         parent = self._read_parent()
-        return bool(parent) and (event not in UPDATE_EVENTS or identity.has_launcher() or bool(parent.get("backend")))
+        return bool(parent) and (identity.has_launcher() or bool(parent.get("backend")))
+
+    def _was_started_by_rank(self) -> bool:
+        """Return whether a rank started this process, even if that rank has no record yet."""
+        if self._inherits_rank is None:
+            self._inherits_rank = identity.inherits_rank()
+        return self._inherits_rank or bool(self._read_parent())
 
     def _read_parent(self) -> dict[str, Any]:
-        """Return the info of the rank that started this process; empty if none did."""
-        if self._parent is None:
-            self._parent = {}
+        """Return the info of the rank that started this process; empty if none did, or if it has no record yet."""
+        if not self._parent:
             with contextlib.suppress(OSError):
                 directory = run_directory()
                 with opened(directory) as descriptor:
@@ -114,10 +126,7 @@ class Publication:
     def publish_again(self) -> None:
         """Publish the record, whose file was removed, with all its counts. If that fails, log it and count on."""
         try:
-            directory, name = run_directory(), identity.file_name(self._identity)
-            # Another process may have taken the name. It must not lose its record in turn.
-            is_taken = os.path.lexists(directory / f"{name}{SUFFIX}")
-            self._writer.publish(directory, f"{name}.{secrets.token_hex(8)}" if is_taken else name, self.info())
+            self._writer.publish(run_directory(), identity.file_name(self._identity), self.info())
         except OSError as error:
             self._writer.detach()
             _log_failure("this rank's record was removed, cannot record it again", error)
@@ -133,14 +142,22 @@ class Publication:
             if (problem := weakness(descriptor)) and self._identity["local_rank"] == "0":  # once per node
                 path = replace_unprintable(str(directory), ERROR_LIMIT)
                 logger.warning("rankscope: the run directory %s %s", path, problem)
-            if identity.is_distributed() or identity.has_launcher():
+            if identity.has_peers():
+                if not self._run:  # ranks that change their numbers have each other's for a moment
+                    _warn_of_claimant(directory, descriptor, self._identity)
                 self._make_record(directory, descriptor)
                 return
             run = self._identity["run"]
-            with free_rank(directory, descriptor, run, identity.file_prefix(run)) as rank:
-                if rank:  # not the only rank; the world size is unknown
-                    self._identity |= {"rank": str(rank), "world_size": "", "group": str(rank)}
+            with free_rank(directory, descriptor, run, identity.file_prefix(run), self._numbers()) as rank:
+                self._identity |= {"rank": str(rank), "group": str(rank)}
                 self._make_record(directory, descriptor)
+
+    def _numbers(self) -> Iterator[int]:
+        """Return the numbers that this process may have if it trains alone: its launcher's, or one beyond the ranks."""
+        if self._parent:
+            ranks = str(self._parent.get("world_size"))
+            return count(int(ranks) if NUMBER.fullmatch(ranks) else 1)
+        return chain([int(self._identity["rank"])], count(identity.launched_ranks()))
 
     def _make_record(self, directory: Path, descriptor: int) -> None:
         remove_old_records(directory, descriptor, self._identity)
@@ -164,6 +181,18 @@ class Publication:
                 break
             info[name] = empty
         return info
+
+
+def _warn_of_claimant(directory: Path, descriptor: int, own: dict[str, Any]) -> None:
+    """Warn if a living process is already the same rank of the run: the exporter shows only one of them."""
+    prefix = f"{identity.file_prefix(own['run'])}{own['rank']}."
+    for other in claimants(directory, descriptor, own, prefix):
+        place = replace_unprintable(f"pid {other.get('pid')} on {other.get('node')}", ERROR_LIMIT)
+        logger.warning(
+            "rankscope: another process is already rank %s of run %s: %s; only one of them is shown. "
+            "Set RANKSCOPE_RUN to another name for each job",
+            *(own["rank"], own["run"], place),
+        )
 
 
 def _log_failure(problem: str, error: OSError) -> None:

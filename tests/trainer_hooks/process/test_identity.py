@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -51,9 +53,9 @@ TASK = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "3"
         (BATCH, "0", "1", False),
         (BATCH | {"SLURM_STEP_ID": "4294967291"}, "0", "1", False),  # the batch script's own step
         (BATCH | {"SLURM_STEP_ID": "batch"}, "0", "1", False),
-        (TASK, "3", "8", True),
+        (TASK, "3", "1", True),
         (TASK | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "0", "1", False),
-        (BATCH | {"RANK": "5", "WORLD_SIZE": "6"}, "5", "6", True),  # torchrun in a batch script
+        (BATCH | {"RANK": "5", "WORLD_SIZE": "6"}, "5", "1", True),  # torchrun in a batch script
         ({"RANK": "0", "WORLD_SIZE": "1"}, "0", "1", False),
         ({"RANK": "2"}, "2", "1", True),
     ],
@@ -65,8 +67,43 @@ def test_slurms_variables_name_a_rank_only_in_a_task_of_srun(
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     described = identity.describe("run")
-    assert (described["rank"], described["world_size"]) == (rank, world_size)
+    assert (described["rank"], described["group"], described["world_size"]) == (rank, rank, world_size)
     assert identity.has_launcher() is has_launcher
+
+
+INHERITS = "from rankscope.process import identity; print(identity.inherits_rank())"
+LAUNCHED = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "change", "inherits"),
+    [
+        ({}, {}, False),
+        (LAUNCHED, {}, True),
+        (LAUNCHED, {"RANK": None, "LOCAL_RANK": None, "WORLD_SIZE": None}, True),
+        (TASK, {}, True),
+        (BATCH, {}, False),
+        (TASK, LAUNCHED, False),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, {"LOCAL_RANK": "0", "WORLD_SIZE": "8"}, False),
+    ],
+    ids=["no launcher", "child", "without the variables", "srun", "batch", "torchrun in srun", "torchrun in a pod"],
+)
+@pytest.mark.parametrize("shell", [[], ["sh", "-c", '"$@"; exit', "sh"]], ids=["direct", "through a shell"])
+def test_a_process_that_a_rank_started_inherits_its_rank_but_not_from_a_launcher_or_a_shell(
+    variables: dict[str, str], change: dict[str, str | None], shell: list[str], *, inherits: bool
+) -> None:
+    changed = {name: value for name, value in {**os.environ, **variables, **change}.items() if value is not None}
+    start = "import os, subprocess, sys; subprocess.run(sys.argv[1:], check=True, env=eval(os.environ['CHANGED']))"
+    command = [*shell, sys.executable, "-c", start, *shell, sys.executable, "-c", INHERITS]
+    environment = {**os.environ, **variables, "CHANGED": repr(changed)}
+    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    assert printed == f"{inherits}\n"
+
+
+def test_a_rank_that_a_shell_started_inherits_nothing() -> None:
+    command = ["sh", "-c", '"$@"; exit', "sh", sys.executable, "-c", INHERITS]
+    printed = subprocess.run(command, env={**os.environ, **LAUNCHED}, check=True, capture_output=True, text=True).stdout
+    assert printed == "False\n"
 
 
 def test_torchruns_id_names_the_run_unless_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

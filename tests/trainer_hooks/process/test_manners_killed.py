@@ -32,8 +32,9 @@ def test_a_rank_killed_at_any_point_leaves_a_complete_and_correct_record(run_dir
 
 def test_an_incomplete_record_of_a_killed_process_does_not_block_the_next_with_its_id(run_dir: Path) -> None:
     (run_dir / ".r.0.rank").write_bytes(b"half")
-    publish(run_dir)
-    assert [path.name for path in run_dir.iterdir()] == ["r.0.rank"]
+    (run_dir / "r.1.rank").write_bytes(b"half")
+    assert publish(run_dir)[1].name == "r.0.rank"
+    assert publish(run_dir, "r.1")[1].name != "r.1.rank"
 
 
 def test_a_new_info_does_not_change_the_old_one_before_it_is_complete(run_dir: Path) -> None:

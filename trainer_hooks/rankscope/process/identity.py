@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rankscope._version import __version__
 from rankscope.process import environment
 from rankscope.record import layout
 from rankscope.record.group_name import compact
-from rankscope.record.process_stat import read_process_stat
+from rankscope.record.process_stat import PROCFS, ancestors, read_process_stat
 from rankscope.record.text import LABEL_LIMIT, NUMBER, replace_unprintable
 
 RUN_NAME_LIMIT = 128
@@ -49,6 +49,37 @@ def is_distributed() -> bool:
     return _inherited is None or _inherited() is not dist.group.WORLD
 
 
+def has_peers() -> bool:
+    """Return whether this process trains with others: it has a process group of at least two."""
+    import torch.distributed as dist
+
+    return is_distributed() and dist.get_world_size() > 1
+
+
+def inherits_rank() -> bool:
+    """Return whether a Python process that a launcher made a rank has started this process.
+
+    A process that a launcher starts has variables that the launcher itself does not have. A shell may start a rank.
+    """
+    own = _launched("self")
+    return any(theirs and own.items() <= theirs.items() for theirs in map(_launched, ancestors()))
+
+
+def _launched(pid: int | str) -> dict[str, str]:
+    """Return the variables of a rank that a Python process was started with; empty if it is none, or is hidden."""
+    process = PROCFS / str(pid)
+    try:
+        if not (process / "exe").readlink().name.startswith("python"):
+            return {}
+        text = (process / "environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    started_with = dict(one.partition("=")[::2] for one in text.split("\0"))
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", *_of_task("SLURM_PROCID", started_with))
+    found = {name: started_with[name] for name in names if name in started_with}
+    return found if "RANK" in found or "SLURM_PROCID" in found else {}
+
+
 def has_launcher() -> bool:
     """Return whether a launcher has assigned one of several ranks to this process, or to the rank that started it.
 
@@ -58,28 +89,35 @@ def has_launcher() -> bool:
     return bool(rank) and environment.number("WORLD_SIZE", *_of_task("SLURM_NTASKS"), default="") != "1"
 
 
-def _of_task(variable: str) -> tuple[str, ...]:
+def launched_ranks() -> int:
+    """Return the number of ranks that the launcher says it has started; 1 without a launcher."""
+    return int(environment.number("WORLD_SIZE", *_of_task("SLURM_NTASKS"), default="1"))
+
+
+def _of_task(variable: str, variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return a variable of Slurm if it describes a task of srun; empty if it describes the allocation.
 
     Each process of a batch script has SLURM_PROCID=0 and the allocation's SLURM_NTASKS. Only a task of srun is in an
     ordinary step: the batch script and an interactive shell may have a step number of their own.
     """
-    step = os.environ.get("SLURM_STEP_ID", "")
+    step = variables.get("SLURM_STEP_ID", "")
     return (variable,) if NUMBER.fullmatch(step) and int(step) < FIRST_SPECIAL_STEP else ()
 
 
 def describe(run: str = "") -> dict[str, Any]:
     """Return the labels of `rankscope_rank_info`. An unknown value is an empty string.
 
-    `run` is the run's existing name, if this process or its parent is a rank of it.
+    A process without a group of at least two is a run of one, whatever its launcher says. `run` is the run's existing
+    name, if this process or its parent is a rank of it.
     """
     import torch
+    import torch.distributed as dist
 
     labels = {
         "run": run_name(run),
-        "rank": str(_from_group("get_rank", "RANK", *_of_task("SLURM_PROCID"), default="0")),
+        "rank": rank(),
         "local_rank": environment.number("LOCAL_RANK", *_of_task("SLURM_LOCALID"), default="0"),
-        "world_size": str(_from_group("get_world_size", "WORLD_SIZE", *_of_task("SLURM_NTASKS"), default="1")),
+        "world_size": str(dist.get_world_size()) if has_peers() else "1",
         "group": group_name(),
         "node": environment.text("RANKSCOPE_NODE", LABEL_LIMIT) or socket.gethostname(),
         "pid": str(os.getpid()),
@@ -88,6 +126,13 @@ def describe(run: str = "") -> dict[str, Any]:
         "rankscope_version": __version__,
     }
     return {label: replace_unprintable(text, LABEL_LIMIT) for label, text in labels.items()}
+
+
+def rank() -> str:
+    """Return the rank in the process group, or without peers the launcher's number for this process."""
+    import torch.distributed as dist
+
+    return str(dist.get_rank()) if has_peers() else environment.number("RANK", *_of_task("SLURM_PROCID"), default="0")
 
 
 def slurm_job() -> dict[str, str]:
@@ -164,8 +209,8 @@ def _name_by_parent(script: str) -> str:
 
 def group_name(process_group: Any = None) -> str:
     """Return the ranks of a group in short form: `0-3`, `0-6:2`, `1,4,5`. None means the default group."""
-    if not is_distributed():
-        return environment.number("RANK", default="0")
+    if not has_peers():
+        return rank()
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
@@ -213,11 +258,3 @@ def file_name(info: dict[str, Any]) -> str:
 def file_prefix(run: str) -> str:
     """Return the prefix of the file names of a run's records."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", run).lstrip(".") + "."
-
-
-def _from_group(question: str, *variables: str, default: str) -> Any:
-    if is_distributed():
-        import torch.distributed as dist
-
-        return getattr(dist, question)()
-    return environment.number(*variables, default=default)

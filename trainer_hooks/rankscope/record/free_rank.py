@@ -1,13 +1,12 @@
-"""Choosing a rank for a process without a launcher: the lowest one of its run that no living process has."""
+"""Choosing a rank for a process that trains alone: one of its run that no living process has."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 from rankscope.record.old_records import living_ranks, opened_listing
@@ -17,11 +16,11 @@ LOOK_EVERY = 0.004
 
 
 @contextmanager
-def free_rank(path: Path, directory: int, run: str, prefix: str) -> Iterator[int]:
-    """Yield the rank. No other process of this user gets it before the block ends.
+def free_rank(path: Path, directory: int, run: str, prefix: str, numbers: Iterable[int]) -> Iterator[int]:
+    """Yield the rank, the first of `numbers` that is free. No other process of this user gets it before the block ends.
 
-    `directory` is `path`, opened. If it may not be listed, every process gets rank 0. The names of the run's records
-    begin with `prefix`.
+    `directory` is `path`, opened. If it may not be listed, every process gets the first number. The names of the run's
+    records begin with `prefix`.
     """
     with contextlib.ExitStack() as stack:
         taken = set()
@@ -30,7 +29,7 @@ def free_rank(path: Path, directory: int, run: str, prefix: str) -> Iterator[int
             _wait_for_lock(listing)
             living = living_ranks(path, listing, lambda name: name.startswith(prefix))
             taken = {rank.info.get("rank") for rank in living if rank.info.get("run") == run}
-        yield next(rank for rank in count() if str(rank) not in taken)
+        yield next(rank for rank in numbers if str(rank) not in taken)
 
 
 def _wait_for_lock(directory: int) -> None:

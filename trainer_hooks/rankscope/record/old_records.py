@@ -49,6 +49,17 @@ def living_ranks(path: Path, listing: int, is_wanted: Callable[[str], bool]) -> 
                 yield rank
 
 
+def claimants(path: Path, directory: int, info: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
+    """Return the infos of living processes that are the same rank of the same run.
+
+    Their file names begin with `prefix`. `directory` is `path`, opened. If it may not be listed, none is known.
+    """
+    with contextlib.suppress(OSError), opened_listing(directory) as listing:
+        ranks = living_ranks(path, listing, lambda name: name.startswith(prefix))
+        return [rank.info for rank in ranks if all(rank.info.get(label) == info[label] for label in ("run", "rank"))]
+    return []
+
+
 def parent_rank(path: Path, directory: int) -> dict[str, Any]:
     """Return the info of the living rank that started this process or an ancestor of it; empty if there is none.
 

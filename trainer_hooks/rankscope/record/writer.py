@@ -77,16 +77,14 @@ class RankWriter:
         """
         self.write_info(info)
         with opened(directory) as parent:
+            unique = f"{name}.{secrets.token_hex(8)}"
             try:
-                self._publish(directory, parent, name)
-            except OSError:
-                # In a sticky directory, any user can occupy a name that they can guess.
-                self._publish(directory, parent, f"{name}.{secrets.token_hex(8)}")
+                # A link replaces no file: a process in another container may have the same ID.
+                self._publish(directory, parent, f".{unique}{SUFFIX}", f"{name}{SUFFIX}", os.link)
+            except OSError:  # the name is taken, by any user who can guess it, or the file system has no links
+                self._publish(directory, parent, f".{unique}{SUFFIX}", f"{unique}{SUFFIX}", os.rename)
 
-    def _publish(self, directory: Path, parent: int, name: str) -> None:
-        final, temporary = f"{name}{SUFFIX}", f".{name}{SUFFIX}"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=parent)  # of a killed process with the same ID
+    def _publish(self, directory: Path, parent: int, temporary: str, final: str, place: Callable[..., object]) -> None:
         # Unreadable until it is locked: another user's read lock would prevent ours.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         own = OwnDescriptor(os.open(temporary, flags, 0o600, dir_fd=parent))
@@ -102,12 +100,12 @@ class RankWriter:
             # Readable for all users, writable for none: a careless `: > x.rank` of the job's own user would truncate
             # the mapping, and the next store would kill the training with SIGBUS.
             os.fchmod(descriptor, 0o444)
-            os.rename(temporary, final, src_dir_fd=parent, dst_dir_fd=parent)
+            place(temporary, final, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             own.close()
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=parent)
+            _unlink(temporary, parent)
             raise
+        _unlink(temporary, parent)  # unless it was renamed
         if self._descriptor is not None:
             self._descriptor.close()  # of the removed record
         self.path, self._descriptor = directory / final, own
@@ -210,6 +208,11 @@ class RankWriter:
         self.ring = _entries(view, layout.RING_OFFSET, layout.RING_STEPS, layout.RING_WIDTH)
         self.device_ring = _entries(view, layout.DEVICE_RING_OFFSET, layout.DEVICE_RING_STEPS, layout.DEVICE_RING_WIDTH)
         self.on_move()
+
+
+def _unlink(name: str, directory: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=directory)
 
 
 def _entries(view: memoryview, offset: int, steps: int, width: int) -> list[memoryview[float]]:
