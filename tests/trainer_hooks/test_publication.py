@@ -1,4 +1,4 @@
-"""Which process is a rank: it trains, and it is not the helper of a rank, even of one that has no record yet."""
+"""A process is a rank if it trains and is not the helper of a rank, even of one that has no record yet."""
 
 from __future__ import annotations
 
