@@ -94,6 +94,14 @@ def test_ranks_that_are_late_one_after_the_other_are_not_late_in_turn() -> None:
     assert trial.kinds() == {"straggler"}
 
 
+@pytest.mark.parametrize("phase", ["data_wait", "h2d_copy"])
+@pytest.mark.parametrize("clock", [HOST, DEVICE])
+def test_the_same_fault_of_one_rank_after_the_other_is_none_of_the_whole_run(phase: str, clock: str) -> None:
+    trial = Trial(Training(2, clock=clock)).trained(60, drift)
+    trial.trained(40, drift, spend(phase, 0.12, 1)).train(40, drift, spend(phase, 0.12, 0))
+    assert trial.kinds() == {"straggler"}
+
+
 def test_ranks_that_are_late_in_turn_are_no_longer_when_one_of_them_is_always_late() -> None:
     late = late_in_turn("other", 0.08, 0)
     trial = Trial(Training(2)).trained(60, late)

@@ -1,6 +1,7 @@
 """Losses of the whole run that are read from its lost time by cause (`lost.py`).
 
-- `copies`: the median rank waits for copies from the host to the GPU
+- `copies`: the median rank waits for copies from the host to the GPU (with up to three ranks: each of them, and at the
+  same time)
 - `launch`: the GPUs run out of work, because the hosts launch kernels too slowly
 - `device_reads`: the GPUs run out of work, because the hosts read a value from them in every step and wait for it
 - `throttling`: the extra time that the work takes compared with the highest clock, while the GPUs are throttled. Power
@@ -22,6 +23,8 @@ _LOST = {COPIES: "copies", LAUNCH: "launch", DEVICE_READS: "device_read", THROTT
 
 def _detector(kind: str) -> LossDetector:
     def measure(window: Window) -> Mapping[int | None, float]:
+        if kind == COPIES and _copying(window) <= window.thresholds.loss / 2:
+            return whole_run(0.0)
         return whole_run(window.lost.get(_LOST[kind], 0.0))
 
     def explain(window: Window, _rank: int | None) -> Candidate | None:
@@ -33,13 +36,13 @@ def _detector(kind: str) -> LossDetector:
     return LossDetector(kind, measure, explain, default_allowance)
 
 
-def _is_copying(window: Window) -> bool:
-    copying = window.run.lower_median(lambda one: one.ratios.get("h2d_copy", 0.0))
-    return (copying or 0.0) > window.thresholds.loss
+def _copying(window: Window) -> float:
+    """Return the median rank's time in copies, as a ratio."""
+    return window.run.lower_median(lambda one: one.ratios.get("h2d_copy", 0.0)) or 0.0
 
 
 _CONDITIONS: Mapping[str, Callable[[Window], bool]] = {
-    COPIES: _is_copying,
+    COPIES: lambda window: _copying(window) > window.thresholds.loss,
     # Both leave the GPUs without work; the larger one is the cause.
     LAUNCH: lambda window: window.lost.get("launch", 0.0) >= window.lost.get("device_read", 0.0),
     DEVICE_READS: lambda window: window.lost.get("device_read", 0.0) > window.lost.get("launch", 0.0),
