@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,22 +187,67 @@ def test_an_error_in_a_probe_is_logged_once_and_changes_no_result(
     assert all("training is not affected" in message for message in messages)
 
 
-@pytest.mark.usefixtures("run_dir")
-def test_a_failed_probe_is_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = 0
-    enter = Timeline.enter
+def break_enter(monkeypatch: pytest.MonkeyPatch, phase: int, errors: int) -> None:
+    """Let the first calls with this phase fail after the record is published."""
+    enter, left = Timeline.enter, errors
 
-    def broken_later(timeline: Timeline, phase: int) -> int:
-        nonlocal calls
-        calls += 1
-        if calls == 5:
+    def broken(timeline: Timeline, entered: int, on_behalf: bool = False) -> Any:
+        nonlocal left
+        if entered == phase and timeline.steps.count and left:
+            left -= 1
             raise RuntimeError("a bug in the hook")
-        return enter(timeline, phase)
+        return enter(timeline, entered, on_behalf)
 
-    monkeypatch.setattr(Timeline, "enter", broken_later)
+    monkeypatch.setattr(Timeline, "enter", broken)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_probe_that_keeps_failing_is_disabled_and_in_the_record(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    break_enter(monkeypatch, layout.BACKWARD, errors=100)
+    rankscope.instrument()
+    train(20)
+    assert snapshot().info["probes_disabled"] == ["backward"]
+    assert [entry.getMessage().partition("; ")[0] for entry in caplog.records] == [
+        "rankscope: probe backward failed in one call, which does not count",
+        "rankscope: probe backward failed",
+    ]
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("errors", [1, 7])
+def test_an_error_costs_its_call_and_not_the_probe(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, errors: int
+) -> None:
+    break_enter(monkeypatch, layout.BACKWARD, errors)
+    rankscope.instrument()
+    train(20)
+    rank = snapshot()
+    assert (rank.info["probes_disabled"], rank["steps"], rank["micro_steps"]) == ([], 20, 20 - errors)
+    assert rank.phase == "other"
+    assert len(caplog.records) == 1
+
+
+def test_errors_over_a_long_time_do_not_disable_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tested = guard.Guard("tested", lambda _: None)
+    for _ in range(100):
+        tested.handle(RuntimeError("a bug in the hook"))
+        now += guard.WINDOW / 6
+    assert not tested.disabled
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_probe_that_cannot_be_installed_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("another version of torch")
+
+    monkeypatch.setattr("rankscope.probes.backward.install", broken)
     rankscope.instrument()
     train()
-    assert len(snapshot().info["probes_disabled"]) == 1
+    assert snapshot().info["probes_disabled"] == ["backward"]
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")

@@ -5,6 +5,7 @@ A rank knows only where its own time went, not whether it is the straggler.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import select
@@ -28,6 +29,7 @@ from rankscope.timeline.timeline import Timeline
 logger = logging.getLogger("rankscope")
 
 MAX_LINE_BYTES = select.PIPE_BUF  # written atomically: without blocking, and not mixed with other processes' lines
+BUFFERS = (io.BufferedWriter, io.FileIO)  # FileIO if Python runs with -u
 MAX_NAMED_PHASES = 3
 MIN_NAMED_RATIO = 0.01  # of the time
 LARGE_RATIO = 0.1  # of the time, in one phase that is not computing
@@ -79,9 +81,18 @@ def is_quiet() -> bool:
 
 def standard_error() -> File | None:
     """Return the file that standard error writes to, or None if it is not known."""
+    descriptor = stderr_descriptor()
+    return None if descriptor is None else file_of(descriptor)
+
+
+def stderr_descriptor() -> int | None:
+    """Return the descriptor of standard error; None without one. An object of the job's own type is not asked."""
+    stream = sys.stderr
+    if type(stream) is not io.TextIOWrapper:
+        return None
     try:
-        return file_of(sys.stderr.fileno())
-    except Exception:  # there is none, it is closed, or it is the job's own, which may raise anything
+        return stream.fileno() if type(stream.buffer) in BUFFERS else None
+    except ValueError:  # it is closed, or its buffer is detached
         return None
 
 
@@ -92,12 +103,14 @@ def print_line(text: str) -> None:
     """
     line = replace_unprintable(f"rankscope: {text}")
     try:
-        descriptor = sys.stderr.fileno()
+        descriptor = stderr_descriptor()
+        if descriptor is None:
+            return
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
         if poll.poll(0) == [(descriptor, select.POLLOUT)]:  # POLLERR too: the reader is gone
             os.write(descriptor, line.encode(errors="replace")[: MAX_LINE_BYTES - 1] + b"\n")
-    except Exception:  # there is none, it is broken or closed, or it is the job's own, which may raise anything
+    except OSError:  # it is broken
         logger.debug("rankscope: cannot write to standard error", exc_info=True)
 
 

@@ -77,7 +77,10 @@ class Attachment:
 
     def _install(self, name: str, probe: ModuleType) -> None:
         probe_guard = self._guard(name)
-        self._undo.extend(probe_guard(probe.install)(self.timeline, probe_guard) or [])
+        try:
+            self._undo.extend(probe.install(self.timeline, probe_guard))
+        except BaseException as error:
+            probe_guard.disable(error)
 
     def _guard(self, name: str) -> Guard:
         self._guards.append(Guard(name, self._on_probe_failure, self.timeline.unwind))

@@ -7,7 +7,8 @@ it reads only what the object stores, and it identifies types with `type`, becau
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import UserDict
+from collections.abc import Iterator
 from inspect import getattr_static
 from types import MemberDescriptorType
 from typing import Any
@@ -40,10 +41,27 @@ def attribute(thing: Any, name: str, default: Any = None) -> Any:
     return found
 
 
+def own_attribute(thing: Any, name: str) -> Any:
+    """Return an attribute from the object's own dictionary; None without one. Faster than `attribute`."""
+    return object.__getattribute__(thing, "__dict__").get(name)
+
+
 def items(value: Any) -> Iterator[Any] | None:
-    """Return the items of a list or a tuple, by the methods of these types; None for any other object."""
-    for kind in (list, tuple):
-        if issubclass(type(value), kind):
-            stored: Iterable[Any] = kind.__iter__(value)
-            return iter(stored)
-    return None
+    """Return the items of a list or a tuple, or the values of a mapping, by Python's own methods; None for others.
+
+    A mapping is a dict, or a UserDict by its data. Subclasses are read in the same way.
+    """
+    kind = type(value)
+    if issubclass(kind, list):
+        return list.__iter__(value)
+    if issubclass(kind, tuple):
+        return tuple.__iter__(value)
+    mapping = mapping_of(value)
+    return None if mapping is None else iter(dict.values(mapping))
+
+
+def mapping_of(value: Any) -> dict[Any, Any] | None:
+    """Return a dict as it is, and the data of a UserDict; None for other objects."""
+    if issubclass(type(value), UserDict):
+        value = attribute(value, "data")
+    return value if issubclass(type(value), dict) else None

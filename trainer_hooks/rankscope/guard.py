@@ -1,4 +1,4 @@
-"""Keeps errors of the hook from the training loop: it logs a failed probe once and disables it.
+"""Keeps errors of the hook from the training loop: an error costs one call, a series of them disables the probe.
 
 Only the hook's own code is guarded, never the job's call. Tests set `reraise` to see these errors.
 """
@@ -6,12 +6,19 @@ Only the hook's own code is guarded, never the job's call. Tests set `reraise` t
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+MOST_ERRORS, WINDOW = (
+    8,
+    600.0,
+)  # errors in so many seconds disable a probe: its numbers are wrong, its tracebacks costly
 
 logger = logging.getLogger("rankscope")
 reraise = False
@@ -28,6 +35,7 @@ class Guard:
     ) -> None:
         self.probe = probe
         self.disabled = False
+        self._errors: deque[float] = deque(maxlen=MOST_ERRORS)  # monotonic times
         self._on_failure = on_failure
         self._on_interrupt = on_interrupt
 
@@ -43,7 +51,7 @@ class Guard:
             try:
                 return function(*args, **kwargs)
             except BaseException as error:  # no error of the hook may reach the job
-                self.disable(error)
+                self.handle(error)
                 return None
 
         return guarded
@@ -54,8 +62,29 @@ class Guard:
         """
         return SimpleNamespace, (), {"disabled": True}
 
+    def handle(self, error: BaseException) -> None:
+        """Handle an error of one call, which is not counted; after a series of them, disable the probe."""
+        self._raise_again(error)
+        if self.disabled:
+            return
+        is_first = not self._errors
+        self._errors.append(now := time.monotonic())
+        if len(self._errors) == MOST_ERRORS and now - self._errors[0] <= WINDOW:
+            self.disable(error)
+        elif is_first:
+            message = "rankscope: probe %s failed in one call, which does not count; training is not affected: %s"
+            logger.warning(message, self.probe, error, exc_info=error)
+
     def disable(self, error: BaseException) -> None:
-        """Disable the probe because of `error`, which is being handled. Raises Ctrl-C and other non-errors again."""
+        """Disable the probe because of `error`, which is being handled."""
+        self._raise_again(error)
+        self.disabled = True
+        message = "rankscope: probe %s failed; disabled for the rest of the run, training is not affected: %s"
+        logger.warning(message, self.probe, error, exc_info=error)
+        self._note_failure()
+
+    def _raise_again(self, error: BaseException) -> None:
+        """Raise Ctrl-C and other non-errors again, and in tests all errors."""
         if not isinstance(error, Exception):
             self._on_interrupt()
             try:
@@ -64,11 +93,8 @@ class Guard:
                 del error  # its traceback would keep the job's objects alive until a garbage collection
         if reraise:
             raise error
-        if self.disabled:
-            return
-        self.disabled = True
-        message = "rankscope: probe %s failed; disabled for the rest of the run, training is not affected: %s"
-        logger.warning(message, self.probe, error, exc_info=error)
+
+    def _note_failure(self) -> None:
         try:
             self._on_failure(self.probe)
         except Exception:

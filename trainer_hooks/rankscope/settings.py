@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
-from rankscope.foreign import attribute
+from rankscope.foreign import attribute, is_known, items
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.text import replace_unprintable
@@ -123,24 +123,26 @@ def world_size() -> int:
 
 def parameters(optimizer: Any) -> Iterator[Any]:
     """Return the first parameters that an optimizer trains, at most MOST_PARAMETERS."""
-    groups = getattr(optimizer, "param_groups", ())
-    return islice((parameter for group in groups for parameter in group["params"]), MOST_PARAMETERS)
+    groups = items(attribute(optimizer, "param_groups")) or ()
+    lists = (items(dict.get(group, "params")) or () for group in groups if issubclass(type(group), dict))
+    return islice(chain.from_iterable(lists), MOST_PARAMETERS)
 
 
 def sharding_of(parameter: Any) -> str:
     """Return how a parameter is sharded: `fsdp`, `fsdp2` with its mesh's other dimensions, `tp`; empty if it is not."""
-    if getattr(parameter, "_fsdp_flattened", False):  # FSDP marks all parameters that it manages
+    if attribute(parameter, "_fsdp_flattened") is True:  # FSDP marks all parameters that it manages
         return "fsdp"
-    mesh = getattr(parameter, "device_mesh", None)
-    if mesh is None:
+    mesh = attribute(parameter, "device_mesh")
+    names = attribute(mesh, "mesh_dim_names") or ()
+    if mesh is None or type(names) is not tuple:
         return ""
-    names = mesh.mesh_dim_names or ()
     return "tp" if names == ("tp",) else "+".join(("fsdp2", *names[1:]))
 
 
 def parameter_types(optimizer: Any) -> str:
     """Return the floating-point types of the parameters, without `torch.`."""
-    return "+".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters(optimizer)}))
+    types = {str(attribute(parameter, "dtype")) for parameter in parameters(optimizer) if is_known(type(parameter))}
+    return "+".join(sorted(name.removeprefix("torch.") for name in types))
 
 
 def loader_settings(iterator: Any, repeats_batches: bool = False) -> dict[str, str]:
@@ -160,13 +162,19 @@ def ddp_settings(module: Any) -> dict[str, str]:
     """Return the communication hook and the bucket size of a DDP module; empty without one."""
     if module is None:
         return {}
-    hooks = getattr(module, "_comm_hooks", None)
-    names = [getattr(hook, "__name__", type(hook).__name__) for hook, _state in hooks or ()]
-    size = getattr(module, "bucket_bytes_cap", None)
+    hooks = attribute(module, "_comm_hooks")
+    names = [name_of(hook) for hook, _state in hooks or ()]
+    size = attribute(module, "bucket_bytes_cap")
     return {
         "comm_hook": "+".join(names) or ("" if hooks is None else "none"),
         "bucket_bytes": "" if size is None else str(size),
     }
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function, or of the class of another object that is called like one."""
+    name = attribute(function, "__name__")
+    return name if type(name) is str else type.__getattribute__(type(function), "__name__")
 
 
 def compiled() -> str:

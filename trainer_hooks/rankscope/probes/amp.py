@@ -18,6 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from rankscope.foreign import attribute, own_attribute
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
@@ -73,7 +74,7 @@ class ScalerWatch:
         self._clock = clock
         self._begun: set[int] = set()  # optimizers whose step was called, by id
         # Possibly skipped steps of optimizers whose hooks have not run yet: not all optimizers call their hooks.
-        self._unsure: weakref.WeakKeyDictionary[Optimizer, int | None] = weakref.WeakKeyDictionary()
+        self._unsure: dict[int, int | None] = {}  # by the optimizer's id; None: it calls its hooks
         self._readings: dict[torch.device, DeviceReading] = {}
 
     def begin(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
@@ -85,27 +86,32 @@ class ScalerWatch:
         """Count the steps skipped by `scaler.step(optimizer)`, which has returned, and read the scale."""
         scaler: Any = call[0]
         optimizer = call[1] if len(call) > 1 else None
-        if optimizer is None or not scaler.is_enabled():
+        if optimizer is None or not own_attribute(scaler, "_enabled"):
             return
-        state = scaler._per_optimizer_states.get(id(optimizer), {})  # noqa: SLF001 - no public API
-        if state.get("stage") is not OptState.STEPPED or scaler._scale is None:  # noqa: SLF001 - as above
+        state = own_attribute(scaler, "_per_optimizer_states").get(id(optimizer), {})
+        scale = own_attribute(scaler, "_scale")  # its get_scale() waits for the device
+        if state.get("stage") is not OptState.STEPPED or type(scale) is not torch.Tensor:
             return  # it raised
         decided = state["found_inf_per_device"].values()
-        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        if attribute(optimizer, "_step_supports_amp_scaling") is not True:
             self._count(self._skipped(optimizer))
             decided = ()
-        self._read(scaler._scale, decided)  # noqa: SLF001 - its get_scale() waits for the device
+        self._read(scale, decided)
 
     def _skipped(self, optimizer: Optimizer) -> int:
         """Return how many steps are now known to have been skipped."""
-        unsure = self._unsure.get(optimizer, 0)
-        if id(optimizer) in self._begun:
-            self._begun.discard(id(optimizer))
-            self._unsure[optimizer] = None  # it calls its hooks
+        key = id(optimizer)
+        if key not in self._unsure:
+            self._unsure[key] = 0
+            weakref.finalize(optimizer, self._unsure.pop, key, None).atexit = False  # before its id is reused
+        unsure = self._unsure[key]
+        if key in self._begun:
+            self._begun.discard(key)
+            self._unsure[key] = None
             return unsure or 0
         if unsure is None:
             return 1
-        self._unsure[optimizer] = unsure + 1
+        self._unsure[key] = unsure + 1
         return 0
 
     def _read(self, scale: torch.Tensor, decided: Iterable[torch.Tensor]) -> None:

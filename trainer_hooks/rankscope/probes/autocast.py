@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rankscope.foreign import own_attribute
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.timeline.steps import SETTLED_STEPS
@@ -18,8 +19,8 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
     @guard
     def note(context: Any) -> None:
-        if context._enabled:  # noqa: SLF001 - no public API
-            timeline.job.autocast = str(context.fast_dtype).removeprefix("torch.")
+        if own_attribute(context, "_enabled"):
+            timeline.job.autocast = str(own_attribute(context, "fast_dtype")).removeprefix("torch.")
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         def enter(context: Any) -> Any:

@@ -6,14 +6,15 @@ targets, or one tensor per sample), texts, and objects of the script.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from rankscope.foreign import attribute, is_known, items, mapping_of
 from rankscope.record.numbers import as_number
 from rankscope.timeline.batches import Batch
 
@@ -30,7 +31,7 @@ class UnknownSizeError(Exception):
 def size_of(batch: Any, samples: float | None = None) -> Batch:
     """Return the size of a batch of any type; `samples` if that number is known. Never raises.
 
-    The script's object may raise anything, also when it is only asked for its type.
+    An object of an unknown type is not asked. A known one may still raise: its parts are the script's.
     """
     if samples is None:
         with suppress(Exception):
@@ -44,11 +45,11 @@ def tokens_of(batch: Any, levels: int = TOKEN_LEVELS) -> float:
     """Return the number of elements of `input_ids` in the batch or in one of its items; 0 if there is none."""
     if type(batch) is list and batch and type(batch[0]) is Tensor:  # nearly always: the default collation of pairs
         return 0.0
-    if isinstance(batch, Mapping):
-        ids = batch.get("input_ids")
-        return float(ids.numel()) if isinstance(ids, Tensor) and ids.dim() else 0.0
-    if levels and isinstance(batch, (list, tuple)):
-        return next(filter(None, (tokens_of(item, levels - 1) for item in islice(batch, MOST_ITEMS))), 0.0)
+    if (mapping := mapping_of(batch)) is not None:
+        ids: Any = dict.get(mapping, "input_ids")
+        return float(ids.numel()) if is_tensor(ids) and ids.dim() else 0.0
+    if levels and (found := items(batch)) is not None:
+        return next(filter(None, (tokens_of(item, levels - 1) for item in islice(found, MOST_ITEMS))), 0.0)
     return 0.0
 
 
@@ -61,48 +62,53 @@ def samples_of(batch: Any) -> float | None:
     return float(sizes.pop()) if len(sizes) == 1 else None
 
 
+def is_tensor(value: Any) -> bool:
+    """Return whether this is a tensor of a known type. A subclass of the script sees what is asked of it."""
+    return issubclass(type(value), Tensor) and is_known(type(value))
+
+
 def _sizes(batch: Any, levels: int) -> Iterator[float]:
     """Yield the number of samples of each part of a batch; nothing for parts such as a number or a text."""
-    if isinstance(batch, PackedSequence):
+    if type(batch) is PackedSequence:
         yield float(batch.batch_sizes[0])
-    elif isinstance(batch, Tensor):
+    elif issubclass(type(batch), Tensor):
+        if not is_tensor(batch):
+            raise UnknownSizeError
         if batch.dim():
             yield float(batch.size(0))  # a nested tensor has this one, and no shape
     elif (size := _own_size(batch)) is not None:
         yield size
-    elif isinstance(batch, Mapping):
-        yield from _each(batch.values(), levels)
-    elif isinstance(batch, (list, tuple)):
-        if isinstance(batch, list) and is_list_of_samples(batch):
+    elif (found := items(batch)) is not None:
+        if issubclass(type(batch), list) and is_list_of_samples(batch):
             raise UnknownSizeError
-        yield from _each(batch, levels)
+        yield from _each(found, levels)
 
 
-def _each(items: Iterable[Any], levels: int) -> Iterator[float]:
-    found = list(islice(items, MOST_ITEMS + 1))
-    if len(found) > MOST_ITEMS or not levels:
+def _each(found: Iterator[Any], levels: int) -> Iterator[float]:
+    parts = list(islice(found, MOST_ITEMS + 1))
+    if len(parts) > MOST_ITEMS or not levels:
         raise UnknownSizeError
-    for item in found:
-        yield from _sizes(item, levels - 1)
+    for part in parts:
+        yield from _sizes(part, levels - 1)
 
 
 def _own_size(batch: Any) -> float | None:
     """Return the number of samples from the attributes of an object or of another library's array."""
-    shape = getattr(batch, "shape", None)
-    if isinstance(shape, tuple) and shape:
-        return as_number(shape[0])
-    for name in SIZES:
-        size = getattr(batch, name, None)
-        if isinstance(size, tuple) and size:
-            return as_number(size[0])
-        if isinstance(size, int):
+    for name in ("shape", *SIZES):
+        size = attribute(batch, name)
+        if type(size) in (tuple, Size) and size:
+            size = size[0]
+        elif name == "shape":
+            continue
+        if type(size) is int:
             return as_number(size)
     return None
 
 
 def is_list_of_samples(batch: list[Any]) -> bool:
     """Return whether a list may hold one item per sample: containers, or tensors with equally many dimensions."""
-    if all(isinstance(item, (Mapping, list, tuple)) for item in batch):
+    parts = list(list.__iter__(batch))
+    if all(items(part) is not None for part in parts):
         return True
-    dimensions = [item.dim() for item in batch if isinstance(item, Tensor)]
+    dimensions = [part.dim() for part in parts if is_tensor(part)]
     return len(dimensions) > 1 and len(set(dimensions)) == 1

@@ -6,7 +6,7 @@ Not DDP's all-reduce, which C++ code calls (ddp.py measures its exposed wait), a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, strided
 from torch.compiler import is_dynamo_compiling
 
+from rankscope.foreign import items
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
+from rankscope.probes.batch_size import is_tensor
 from rankscope.probes.compiler import skip_call, skip_frame
 from rankscope.probes.span import Function, around
 from rankscope.record import layout
@@ -113,7 +115,11 @@ class Collectives:
         opened = timeline.enter(COLLECTIVE_WAIT, on_behalf)
         if not opened:
             return None
-        group = count(process_group)
+        try:
+            group = count(process_group)
+        except BaseException:  # a process group of the job may raise anything
+            timeline.leave(opened)
+            raise
         slots = timeline.slots
         outer = slots[OPEN_OP]
         if not outer:
@@ -217,17 +223,17 @@ class Collectives:
 
 
 def is_completed(work: Any) -> bool:
-    """Return whether a work, or the future of one, is completed."""
-    return bool(work.done() if isinstance(work, Future) else work.is_completed())
+    """Return whether a work, or the future of one, is completed. True for a work of the job's own type."""
+    if issubclass(type(work), Future):
+        return bool(Future.done(work))
+    return type(work) is not dist.Work or bool(work.is_completed())
 
 
 def tensors(value: Any) -> list[Tensor]:
     """Return the tensors of a payload: one, or nested lists of them."""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         return [value]
-    if isinstance(value, Iterable):
-        return [tensor for item in value for tensor in tensors(item)]
-    return []
+    return [tensor for item in items(value) or () for tensor in tensors(item)]
 
 
 def measure(value: Any) -> Payload:
@@ -262,6 +268,8 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
     at = 0 if index is None else index + 1  # index in the method's arguments; the first is the process group
     is_uneven, work_class = name in UNEVEN, dist.Work  # a Python subclass has its own wait
     begin, end_issue, groups = collectives.begin, collectives.end_issue, collectives.groups
+    classes = vars(torch._C._distributed_c10d)  # noqa: SLF001 - not all of them have a public name
+    options = frozenset(kind for class_name, kind in classes.items() if class_name.endswith("Options"))
     count = groups.catch_up if name in POINT_TO_POINT else groups.count_next
     for called in (begin, end_issue, measure, groups.skip):
         skip_call(called)
@@ -274,7 +282,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
             try:
                 call = begin(args[0], op, count)
             except BaseException as error:
-                guard.disable(error)
+                guard.handle(error)
             try:
                 work = original(*args, **kwargs)
                 return work
@@ -284,14 +292,14 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
                         payload = measure(args[at]) if at and at < len(args) else NOTHING
                         if type(work) is work_class:
                             # asyncOp is False (since torch 2.8) in torch's own synchronous functions, which wait next.
-                            is_awaited = getattr(args[-1], "asyncOp", True) is False
+                            is_awaited = type(args[-1]) in options and getattr(args[-1], "asyncOp", True) is False
                             end_issue(call, op, payload, id(work), is_awaited)
                         else:
                             end_issue(call, op, payload, None if work is None else id(work))
                         if is_uneven:
                             groups.skip(call[1], args[0])
                     except BaseException as error:
-                        guard.disable(error)
+                        guard.handle(error)
 
         return skip_frame(watched)
 
@@ -312,7 +320,7 @@ def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Functi
             try:
                 call = begin_wait(id(work), work)
             except BaseException as error:
-                guard.disable(error)
+                guard.handle(error)
             try:
                 result = original(work, *args, **kwargs)
                 returned = True
@@ -322,7 +330,7 @@ def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Functi
                     try:
                         end_wait(call, returned)
                     except BaseException as error:
-                        guard.disable(error)
+                        guard.handle(error)
 
         return skip_frame(watched)
 

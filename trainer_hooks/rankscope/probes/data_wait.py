@@ -115,7 +115,7 @@ class BatchCounter:
                         )
                     requests.add(index, iterator)
                 except BaseException as error:
-                    guard.disable(error)
+                    guard.handle(error)
                 return index
 
             return watched

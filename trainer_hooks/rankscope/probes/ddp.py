@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from rankscope.foreign import attribute, items, own_attribute
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.collectives import Collectives, Issue, measure
@@ -53,7 +54,7 @@ class WatchedModule:
         self.module = weakref.ref(module)
         self.armed = False
         self.gradient_bytes = gradient_bytes(module)
-        self.buffers = uncompiled(measure)(module.buffers())  # once: walking a large module is expensive
+        self.buffers = uncompiled(measure)(list(module.buffers()))  # once: walking a large module is expensive
         self.handle: RemovableHandle | None = None
         self.passes_to_sample = FIRST_SAMPLES + 1  # until DDP has a new sample
         self._sampled_at = last_sample(module)[1]
@@ -161,7 +162,7 @@ class ExposedWaitTimer:
                 queue_callback(self._first)
             self._in_flight.append(watched)
         except BaseException as error:
-            self._guard.disable(error)
+            self._guard.handle(error)
 
     def before_reducer(self) -> None:
         """Begin the wait for the other ranks' gradients: the backward computation is done."""
@@ -183,7 +184,7 @@ class ExposedWaitTimer:
                 self._call = call
                 queue_callback(self._second)
         except BaseException as error:
-            self._guard.disable(error)
+            self._guard.handle(error)
 
     def after_reducer(self) -> None:
         """End the wait: the gradients are averaged."""
@@ -200,7 +201,7 @@ class ExposedWaitTimer:
                 self._call = None
             self._in_flight = []
         except BaseException as error:
-            self._guard.disable(error)
+            self._guard.handle(error)
 
     def _close(self) -> None:
         self._backward.on_end = None
@@ -214,9 +215,9 @@ def calling_module(reducer: Any) -> DistributedDataParallel | None:
     """Return the module that is preparing its reducer, for modules made before the probe was installed."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented name
     for _ in range(MAX_CALLERS):
-        module = frame.f_locals.get("self") if frame is not None else None
-        if isinstance(module, DistributedDataParallel) and module.reducer is reducer:
-            return module
+        module: Any = frame.f_locals.get("self") if frame is not None else None
+        if issubclass(type(module), DistributedDataParallel) and own_attribute(module, "reducer") is reducer:
+            return cast("DistributedDataParallel", module)
         frame = frame.f_back if frame is not None else None
     return None
 
@@ -263,15 +264,15 @@ def may_lack_gradients(module: DistributedDataParallel) -> bool:
 
 def graph_nodes(value: Any) -> list[Node]:
     """Return the autograd nodes of a module's output, whatever containers hold its tensors."""
-    if isinstance(value, torch.Tensor):
-        return [] if value.grad_fn is None else [value.grad_fn]
-    if isinstance(value, dict):
-        items: Iterable[Any] = value.values()
-    elif isinstance(value, (list, tuple)):
-        items = value
-    else:
-        items = (getattr(value, name) for name in getattr(value, "__dataclass_fields__", ()))
-    return [node for item in items for node in graph_nodes(item)]
+    if issubclass(type(value), torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - a subclass of the script would see the question
+            node = vars(torch._C.TensorBase)["grad_fn"].__get__(value)  # noqa: SLF001 - as above
+        return [] if node is None else [node]
+    found: Iterable[Any] | None = items(value)
+    if found is None:
+        fields = attribute(type(value), "__dataclass_fields__")
+        found = (attribute(value, name) for name in (fields if type(fields) is dict else ()))
+    return [node for item in found for node in graph_nodes(item)]
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
@@ -311,7 +312,7 @@ def _prepare(exposed_wait: ExposedWaitTimer, guard: Guard) -> Callable[[Function
                 try:
                     exposed_wait.arm(*args)
                 except BaseException as error:
-                    guard.disable(error)
+                    guard.handle(error)
             return result
 
         return skip_frame(watched)

@@ -72,7 +72,7 @@ def _record(clock: DeviceClock, guard: Guard) -> Callable[[Function], Function]:
                 try:
                     streams.note_event(event, torch.cuda.current_stream() if stream is None else stream)
                 except BaseException as error:
-                    guard.disable(error)
+                    guard.handle(error)
             return original(event, stream)
 
         return skip_frame(watched)

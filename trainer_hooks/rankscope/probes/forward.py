@@ -228,7 +228,7 @@ class RootModules:
                 try:
                     self._note(module)
                 except BaseException as error:
-                    guard.disable(error)
+                    guard.handle(error)
 
         return skip_frame(watched)
 
@@ -256,7 +256,7 @@ class RootModules:
                 else:
                     opened = timeline.enter(FORWARD)
             except BaseException as error:
-                guard.disable(error)
+                guard.handle(error)
                 opened = None
             try:
                 return plain(module, *args, **kwargs)
@@ -265,7 +265,7 @@ class RootModules:
                     try:
                         timeline.leave(opened)
                     except BaseException as error:
-                        guard.disable(error)
+                        guard.handle(error)
 
         return skip_frame(watched)
 

@@ -53,14 +53,14 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 def process_group(named: Any, tag: str = "") -> Any:
     """Return the process group of a collective's argument: a group, its name, a mesh, or a mesh's dimension."""
-    if isinstance(named, dist.ProcessGroup):
+    if issubclass(type(named), dist.ProcessGroup):
         return named
-    if isinstance(named, DeviceMesh):
+    if issubclass(type(named), DeviceMesh):
         return named.get_group()
-    if isinstance(named, tuple):
+    if type(named) is tuple:
         return named[0].get_group(named[1])
     functional = _module()
-    name = named if isinstance(named, str) else functional._resolve_group_name(named, tag)  # noqa: SLF001 - no public API
+    name = named if issubclass(type(named), str) else functional._resolve_group_name(named, tag)  # noqa: SLF001 - no public API
     return functional.c10d._resolve_process_group(name)  # noqa: SLF001 - likewise
 
 
@@ -80,8 +80,8 @@ def _issue(collectives: Collectives, guard: Guard, op: int, index: int) -> Calla
         return collectives.begin(process_group(named), op, collectives.groups.count_next)
 
     def end(call: Issue, args: Arguments, result: Any, _returned: bool) -> None:
-        pending = result if isinstance(result, list) else [result]
-        waiting = [tensor for tensor in pending if isinstance(tensor, module.AsyncCollectiveTensor)]
+        pending = result if type(result) is list else [result]
+        waiting = [tensor for tensor in pending if type(tensor) is module.AsyncCollectiveTensor]
         key = storage_of(waiting[-1].elem) if waiting else None
         collectives.end_issue(call, op, measure(args[0]), key)
 

@@ -45,7 +45,7 @@ class PauseCounter:
                     slots[COLLECTIONS + generation] += 1
                     slots[SECONDS + generation] += now - self._began
         except BaseException as error:
-            self._guard.disable(error)
+            self._guard.handle(error)
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:

@@ -63,7 +63,7 @@ def read_to(tensor: Any, args: Arguments, kwargs: dict[str, Any]) -> Copy:
     """Return the copy of `tensor.to(…)`."""
     target = kwargs.get("device", args[0] if args else kwargs.get("tensor"))
     # to(device, dtype, non_blocking, …), to(dtype, non_blocking, …), to(tensor, non_blocking, …)
-    index = 1 if isinstance(target, torch.Tensor) else 2
+    index = 1 if issubclass(type(target), torch.Tensor) else 2
     return tensor, target, non_blocking(args, kwargs, index)
 
 
@@ -79,18 +79,19 @@ def read_copy(tensor: Any, args: Arguments, kwargs: dict[str, Any]) -> Copy:
 
 def non_blocking(args: Arguments, kwargs: dict[str, Any], index: int) -> bool:
     """Return the argument `non_blocking` of a call, by name or index."""
-    return bool(kwargs.get("non_blocking", args[index] if len(args) > index else False))
+    return kwargs.get("non_blocking", args[index] if len(args) > index else False) is True  # torch takes only a bool
 
 
 def device_type(target: Any) -> str | None:
     """Return the type of a device given in any form that torch takes; None if this is not a device."""
-    if isinstance(target, torch.device):
-        return target.type
-    if type(target) in PLAIN:
+    kind = type(target)
+    if kind is torch.device:
+        return str(target.type)
+    if kind in PLAIN:
         return str(target.device.type)
-    if isinstance(target, str):
-        return target.partition(":")[0]
-    return "cuda" if isinstance(target, int) else None  # a plain number is the index of an accelerator
+    if issubclass(kind, str):
+        return str.partition(target, ":")[0]
+    return "cuda" if kind is int else None  # a plain number is the index of an accelerator
 
 
 def methods(timeline: Timeline, devices: frozenset[str]) -> dict[str, tuple[Begin, bool]]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch.utils.data import _utils, dataloader
 
+from rankscope.foreign import attribute
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.data_wait import LOADER
@@ -113,7 +114,9 @@ class WorkerTimeRecorder:
         if not self._clock.has_started_workers:
             return
         iterator = timeline.job.objects[LOADER]() if LOADER in timeline.job.objects else None
-        workers = getattr(iterator, "_num_workers", 0)
+        workers = attribute(iterator, "_num_workers")
+        if type(workers) is not int:
+            workers = 0
         slots = timeline.writer.slots
         added = self._clock.total() - slots[WORKING]
         slots[WORKING] += added
@@ -125,8 +128,8 @@ class Workers:
 
     def __init__(self, timeline: Timeline, guard: Guard, clock: WorkerClock) -> None:
         self._in_data_wait = in_phase(timeline, guard, layout.DATA_WAIT, unless_within=DATA_WAIT)
-        self._reserve, self._time_this_worker = guard(clock.reserve), guard(clock.time_this_worker)
-        self._poll = guard(self._watch_torchdata)
+        self._reserve, self._time_this_worker = clock.reserve, guard(clock.time_this_worker)
+        self._prepare = guard(self._prepare_workers)
         self._undo: list[Undo] = []
         self._watches_torchdata = False
 
@@ -158,11 +161,15 @@ class Workers:
         # Pickled by name: a spawned worker gets the library's own function.
         self._undo.append(replace(worker, "_worker_loop", self._wrap_worker_loop))
 
+    def _prepare_workers(self, loader: Any) -> None:
+        workers = attribute(loader, "num_workers")
+        if type(workers) is int and workers:
+            self._watch_torchdata()
+            self._reserve(workers)
+
     def _wrap_init(self, original: Function) -> Function:
         def watched(iterator: Any, loader: Any) -> None:
-            if loader.num_workers:
-                self._poll()
-                self._reserve(loader.num_workers)
+            self._prepare(loader)
             original(iterator, loader)
 
         return watched

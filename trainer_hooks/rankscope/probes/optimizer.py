@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from inspect import getattr_static
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -23,6 +24,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from rankscope.foreign import attribute, own_attribute
 from rankscope.guard import Guard
 from rankscope.patch import Undo
 from rankscope.probes.compiler import skip_call
@@ -74,7 +76,7 @@ class StepMarker:
                 self._close_failed(optimizer)
             self._open[id(optimizer)] = self._timeline.enter(OPTIMIZER) or self._enter_on_new_thread()
         except BaseException as error:
-            self._guard.disable(error)
+            self._guard.handle(error)
 
     @skip_call
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
@@ -90,14 +92,14 @@ class StepMarker:
             if steps.marker == SCRIPT:
                 return
             # The scaler's tensor, set during a fused optimizer's step.
-            found = getattr(optimizer, "found_inf", None)
+            found = own_attribute(optimizer, "found_inf")
             if found is not None and was_skipped(found):
                 return
             number = self._count_turn(optimizer, self._timeline.slots[MICRO_STEPS])
             if number and (steps.marker == OPTIMIZER_STEP or steps.take_over(OPTIMIZER_STEP)):
                 steps.end(number)
         except BaseException as error:
-            self._guard.disable(error)
+            self._guard.handle(error)
 
     def _note_marking(self, optimizer: Any) -> None:
         """Keep the optimizer that marks the steps, for the settings of the run, and the device of its parameters."""
@@ -165,12 +167,14 @@ def was_skipped(found: torch.Tensor) -> bool:
 
     False if only a GPU knows: reading the value would block the host. amp.py finds out later.
     """
-    return found.device.type == "cpu" and bool(found.item())
+    return type(found) is torch.Tensor and found.is_cpu and bool(found.item())
 
 
 def running_steps(beginning: Optimizer) -> set[int]:
     """Return the ids of the optimizers whose steps are running in this thread, including `beginning`."""
-    hooked = getattr(type(beginning).step, "__code__", None)  # torch's wrapper, one function for all optimizers
+    hooked = attribute(
+        getattr_static(type(beginning), "step", None), "__code__"
+    )  # torch's wrapper, one function for all optimizers
     ids = set()
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented name
     while frame is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from rankscope.foreign import attribute, is_known
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import Arguments, around
@@ -69,7 +70,7 @@ def is_tensor_parallel(optimizer: Any) -> bool:
 
 
 def _is_placed(parameter: Any) -> bool:
-    mesh = getattr(parameter, "device_mesh", None)
+    mesh = attribute(parameter, "device_mesh") if is_known(type(parameter)) else None
     if mesh is None or mesh.mesh_dim_names or mesh.ndim != 1 or not mesh.get_local_rank():
         return False
     return not parameter.placements[0].is_shard(0)

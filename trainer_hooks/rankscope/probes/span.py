@@ -45,7 +45,7 @@ def around(
             try:
                 call = begin(args, kwargs)
             except BaseException as error:
-                guard.disable(error)
+                guard.handle(error)
                 call = None
             try:
                 result = original(*args, **kwargs)
@@ -56,7 +56,7 @@ def around(
                     try:
                         end(call, args, result, returned)
                     except BaseException as error:
-                        guard.disable(error)
+                        guard.handle(error)
 
         return skip_frame(watched)
 
@@ -97,7 +97,7 @@ def in_phase(
             try:
                 opened = timeline.enter(phase)
             except BaseException as error:
-                guard.disable(error)
+                guard.handle(error)
                 opened = None
             try:
                 result = original(*args, **kwargs)
@@ -111,7 +111,7 @@ def in_phase(
                     else:
                         missed(args, result)
                 except BaseException as error:
-                    guard.disable(error)
+                    guard.handle(error)
 
         return skip_frame(watched)
 

@@ -27,7 +27,7 @@ class TimedIterator:
         return self if again is self._iterator else timed_iterator(again, self._fetch)
 
     def __next__(self) -> Any:
-        return self._fetch(self, self._iterator.__next__)
+        return self._fetch(self, partial(next, self._iterator))
 
     # The defaults are names that these need while the interpreter ends and clears modules.
     def __getattr__(self, name: str, fetches: frozenset[str] = FETCHES, bind: type[partial[Any]] = partial) -> Any:
@@ -56,12 +56,18 @@ def timed_iterator(iterator: Iterator[Any], fetch: Callable[..., Any]) -> TimedI
 
 @lru_cache(MOST_TYPES)
 def _watched_type(kind: type) -> type[TimedIterator]:
+    # Not `dir` and `getattr`, which ask the class of the class.
+    stored = {name: value for base in reversed(type.mro(kind)) for name, value in vars(base).items()}
     names = {
-        name for name in dir(kind) if name.startswith("__") and name.endswith("__") and callable(getattr(kind, name))
+        name for name, value in stored.items() if name.startswith("__") and name.endswith("__") and _is_method(value)
     }
     own = {*dir(TimedIterator), "__del__", "__getstate__", "__setstate__"}
     forwarded = {name: _forward(name) for name in names - own}
-    return type(kind.__name__, (TimedIterator,), {"__slots__": (), **forwarded})
+    return type(type.__getattribute__(kind, "__name__"), (TimedIterator,), {"__slots__": (), **forwarded})
+
+
+def _is_method(value: object) -> bool:
+    return callable(value) or type(value) in (classmethod, staticmethod)
 
 
 def _forward(name: str) -> Callable[..., Any]:

@@ -213,7 +213,7 @@ def group_name(process_group: Any = None) -> str:
         return rank()
     import torch.distributed as dist
 
-    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    ranks = dist.get_process_group_ranks(dist.group.WORLD if process_group is None else process_group)
     return compact(sorted(ranks))
 
 

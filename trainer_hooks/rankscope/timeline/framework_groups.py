@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from rankscope.foreign import attribute, items
+
 MODULES = (
     "megatron.core.parallel_state",
     "megatron.mpu.initialize",
@@ -28,8 +30,7 @@ def describe_by_framework(process_group: Any) -> str:
     for name in MODULES:
         variables = getattr(sys.modules.get(name), "__dict__", {})
         for description, value in _described(dict(variables)):
-            values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
-            if any(one is process_group for one in values):
+            if any(item is process_group for item in items(value) or (value,)):
                 return description
     return ""
 
@@ -38,6 +39,5 @@ def _described(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in variables.items():
         if match := VARIABLE.fullmatch(name):
             yield match[1], value
-    grid = getattr(variables.get("mpu"), "__dict__", {})
     for name, description in GRID.items():
-        yield description, grid.get(name)
+        yield description, attribute(variables.get("mpu"), name)

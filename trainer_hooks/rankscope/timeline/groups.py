@@ -140,7 +140,7 @@ class Groups:
             if process_group is not None and group.sequence is not None:
                 try:
                     self.count_issued(process_group)
-                except RuntimeError:
+                except Exception:  # as above
                     group.sequence = None
                     logger.debug("rankscope: %s no longer counts collectives; counting them here", process_group)
 
@@ -160,12 +160,12 @@ class Groups:
         if not self.names and identity.is_distributed():
             self._index_of(identity.group_name())
         index = self._index_of(_name(process_group), _description(process_group))
-        group = Group(index, process_group.size(), None)
+        group = Group(index, _size(process_group), None)
         try:
             process_group._get_sequence_number_for_group()  # noqa: SLF001 - no public API
             # The class's function: a bound method would keep the process group alive.
             group.sequence = type(process_group)._get_sequence_number_for_group  # noqa: SLF001 - likewise
-        except RuntimeError:
+        except Exception:  # also of a process group that is written in Python
             logger.debug("rankscope: %s does not count collectives; counting them here", process_group)
         key, known = id(process_group), self._known
         group.reference = weakref.ref(process_group, lambda _: known.pop(key, None))
@@ -209,17 +209,25 @@ def _name(process_group: Any) -> str | None:
     """Return the group's ranks, short enough for the info; None if torch.distributed does not know them."""
     try:
         name = identity.group_name(process_group) if identity.is_distributed() else None
-    except (KeyError, ValueError):  # not made by torch.distributed: its ranks have no global numbers
+    except Exception:  # not made by torch.distributed: its ranks have no global numbers
         return None
     if name is None or len(name) <= NAME_LIMIT:
         return name
     return f"{name[:NAME_LIMIT]}…{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
+def _size(process_group: Any) -> int:
+    """Return the number of ranks; 1, which has no traffic, if a process group written in Python does not say."""
+    try:
+        return int(process_group.size())
+    except Exception:
+        return 1
+
+
 def _description(process_group: Any) -> str:
     """Return the group's description, such as `mesh_tp` or `PIPELINE_MODEL_PARALLEL_GROUP`; empty if it has none."""
     try:
         description = replace_unprintable(str(process_group.group_desc), DESCRIPTION_LIMIT)
-    except (AttributeError, RuntimeError):  # an older torch, or a process group without a backend
+    except Exception:  # an older torch, or a process group without a backend or written in Python
         description = ""
     return describe_by_framework(process_group) if description in UNDESCRIBED else description
