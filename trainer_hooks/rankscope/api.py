@@ -36,6 +36,7 @@ def phase(name: str) -> Iterator[None]:
     the time. A run may have 21 such names, of at most 200 printable characters; the time of any other is `other`.
 
     A phase belongs to its task (of asyncio, for example). While the task awaits, another one trains outside the phase.
+    So does the caller of a generator that yields within a phase.
     """
     attachment = _attachment()
     if attachment is None:

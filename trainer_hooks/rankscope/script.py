@@ -11,7 +11,7 @@ from rankscope.record.text import LABEL_LIMIT, is_name, replace_unprintable
 from rankscope.record.writer import encode_info
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import SCRIPT
-from rankscope.timeline.task_phases import TaskPhase, may_take_turns
+from rankscope.timeline.task_phases import TaskPhase, generator_frame, may_take_turns
 from rankscope.timeline.timeline import Timeline
 
 SHOWN = 40  # characters of a refused name in a warning
@@ -63,7 +63,8 @@ class Script:
     def _enter_phase(self, name: object) -> Phases | TaskPhase | None:
         index, timeline = self._phase_index(_text(name)), self._timeline
         opened = timeline.checkpoints.begin() if index == layout.CHECKPOINT else timeline.enter(index)
-        return timeline.tasks.add(opened) if opened and may_take_turns() else opened
+        frame = generator_frame()
+        return timeline.tasks.add(opened, frame) if opened and (frame or may_take_turns()) else opened
 
     def _leave_phase(self, entered: Phases | TaskPhase | None, succeeded: bool) -> None:
         opened = self._timeline.tasks.end(entered) if isinstance(entered, TaskPhase) else entered

@@ -16,6 +16,7 @@ import pytest
 import torch
 from testing.own_record import seconds, snapshot, value
 from tests.trainer_hooks.probes.batches import Training, loader
+from torch.utils.data import DataLoader, IterableDataset
 
 import rankscope
 from rankscope.record import layout
@@ -217,6 +218,90 @@ def test_each_greenlet_has_phases_of_its_own(training: Training, monkeypatch: py
     training.train(loader())
     greenlet.run(evaluation.__exit__, None, None, None)
     assert training.samples == 4 + 22
+
+
+def batches_in_a_phase(phase: str, seen: list[str]) -> Iterator[Any]:
+    for batch in loader():
+        with rankscope.phase(phase):
+            yield batch
+            with rankscope.phase("inner"):
+                seen.append(snapshot().phase)
+            seen.append(snapshot().phase)
+
+
+@pytest.mark.parametrize("phase", ["evaluation", "data_wait", "upload"])
+def test_a_generator_that_yields_in_a_phase_does_not_absorb_the_training(training: Training, phase: str) -> None:
+    resumed: list[str] = []
+    seen = []
+    before = seconds(training.timeline, layout.FORWARD)
+    for batch in batches_in_a_phase(phase, resumed):
+        training.step(batch)
+        seen.append(snapshot().phase)
+        with rankscope.phase("log"):
+            seen.append(snapshot().phase)
+    assert seen == ["other", "log"] * 6
+    assert resumed == ["evaluation" if phase == "evaluation" else "inner", phase] * 6
+    assert seconds(training.timeline, layout.FORWARD) > before
+    assert training.samples == 4 + 22
+    assert training.timeline.open_phases == (layout.OTHER, None)
+    assert training.timeline.usual_owner == threading.get_ident()
+
+
+def test_a_generator_that_is_left_ends_its_phase(training: Training) -> None:
+    generator = batches_in_a_phase("evaluation", [])
+    training.step(next(generator))
+    del generator
+    assert training.timeline.tasks.open == set()
+    training.train(loader())
+    assert training.samples == 4 + 4 + 22
+
+
+def test_a_phase_of_a_dataset_lasts_until_its_sample_is_returned(training: Training) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for row in torch.randn(22, 8):
+                with rankscope.phase("tokenize"):
+                    yield row
+
+    training.train(DataLoader(Stream(), batch_size=4, collate_fn=lambda rows: [torch.stack(rows)]))
+    assert training.samples == 4 + 22
+    assert training.timeline.open_phases == (layout.OTHER, None)
+    assert "tokenize" in snapshot().phase_seconds
+
+
+@contextlib.contextmanager
+def evaluation() -> Iterator[None]:
+    with rankscope.phase("evaluation"):
+        yield
+
+
+def test_a_phase_in_a_context_manager_lasts_as_long_as_its_body(training: Training) -> None:
+    with evaluation():
+        training.model(next(iter(loader()))[0])
+        assert snapshot().phase == "evaluation"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(evaluation())
+        stack.enter_context(rankscope.phase("upload"))
+        for _ in loader():
+            assert snapshot().phase == "evaluation"
+    training.train(loader())
+    assert training.samples == 4 + 22
+
+
+def test_a_phase_in_an_asynchronous_context_manager_lasts_as_long_as_its_body(training: Training) -> None:
+    @contextlib.asynccontextmanager
+    async def evaluation() -> AsyncIterator[None]:
+        with rankscope.phase("evaluation"):
+            yield
+
+    async def main() -> None:
+        async with evaluation():
+            await asyncio.sleep(0)
+            for _ in loader():
+                assert snapshot().phase == "evaluation"
+
+    asyncio.run(main())
+    assert training.samples == 4
 
 
 @pytest.fixture
