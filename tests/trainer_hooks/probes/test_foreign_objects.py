@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import torch.distributed as dist
-from testing.own_record import snapshot, value
+from testing.own_record import seconds, snapshot, value
 from tests.trainer_hooks.probes.batches import Training, loader
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -23,6 +23,7 @@ from rankscope.probes import collectives, ddp, h2d_copy, optimizer
 from rankscope.probes.batch_size import size_of
 from rankscope.probes.data_wait import full_batch_size, is_repeated, length_of
 from rankscope.probes.timed_iterator import timed_iterator
+from rankscope.record import layout
 from rankscope.settings import ddp_settings, loader_settings, name_of, parameter_types, parameters, sharding_of
 from rankscope.timeline.framework_groups import describe_by_framework
 from rankscope.timeline.timeline import Timeline
@@ -231,6 +232,33 @@ def test_a_scaler_asks_the_same_of_an_optimizer_of_the_job_with_and_without_the_
         asked.append(ASKED.copy())
         ASKED.clear()
     assert asked[0] == asked[1]
+
+
+class Lazy(torch.nn.Module):
+    """A module that loads its parts when it is asked for all of them."""
+
+    modules = named_modules = asking("modules")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.parts(inputs)
+
+
+def test_a_module_of_the_job_is_not_asked_for_its_parts(training: Training) -> None:
+    lazy: Any = Lazy()
+    training.model, training.optimizer = lazy, torch.optim.SGD(lazy.parts.parameters(), lr=0.1)
+    for batch in loader(88):
+        training.step(batch)
+        lazy.eval()
+        with torch.no_grad():
+            lazy(batch[0])
+        assert snapshot().info["probes_disabled"] == []
+        lazy.train()
+    assert value(training.timeline, "steps") == 24
+    assert seconds(training.timeline, layout.EVALUATION) > 0
 
 
 @pytest.mark.usefixtures("process_group")

@@ -22,13 +22,14 @@ from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
+from rankscope.foreign import own_attribute
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
 from rankscope.probes.span import Arguments, Function, around
 from rankscope.record.layout import BACKWARD, DATA_WAIT, EVALUATION, FORWARD
 from rankscope.timeline.steps import SETTLED_STEPS
-from rankscope.timeline.timeline import Timeline
+from rankscope.timeline.timeline import Timeline, is_in_training_mode
 
 # A module called in these phases is part of them: a submodule, a recomputed activation, a data transform.
 NOT_WITHIN = frozenset({FORWARD, BACKWARD, DATA_WAIT})
@@ -71,10 +72,11 @@ class TrainedModules:
         """Return whether this pass is evaluation. Passes with gradients show in which mode the module trains."""
         is_known = id(module) in self.ids
         if not is_grad_enabled():
-            return is_known and not module.training
-        if module.training and not is_known:
+            return is_known and not is_in_training_mode(module)
+        is_training = is_in_training_mode(module)
+        if is_training and not is_known:
             self._add(module)
-        elif is_known and not module.training:
+        elif is_known and not is_training:
             self.ids.discard(id(module))  # it also trains in evaluation mode
             if self._job.model() is module:
                 self._job.model = lambda: None
@@ -83,7 +85,7 @@ class TrainedModules:
     def _add(self, module: torch.nn.Module) -> None:
         self.ids.add(id(module))
         self._job.model = self._job.last_model = weakref.ref(module)
-        if (wrapped := wrapped_module(module)) is not None and wrapped.training:
+        if (wrapped := wrapped_module(module)) is not None and is_in_training_mode(wrapped):
             self.add_parts(module, {id(wrapped)})  # compiled code does not call it
         weakref.finalize(module, self.ids.discard, id(module)).atexit = False  # before its id is reused
 
@@ -139,15 +141,15 @@ class RootModules:
         """Return the ids of a module and its parts that are in training mode, if a search in its evaluation is due."""
         module, known = args[0], self._trained.ids
         # First what has no parts: some scripts set each normalization layer to evaluation mode in each step.
-        if not vars(module)["_modules"] or self._end_search is not None or not self._timeline.steps.has_started:
+        if not (parts := submodules(module)) or self._end_search is not None or not self._timeline.steps.has_started:
             return None
-        if known.isdisjoint((id(module), id(wrapped_module(module)), *map(id, module.children()))):
+        if known.isdisjoint((id(module), *map(id, parts.values()))):
             return None
         self._evaluations += 1
         if self._evaluations < self._next_evaluation:
             return None
         self._next_evaluation *= SEARCH_FACTOR
-        return {id(part) for part in module.modules() if part.training}
+        return {id(part) for part in all_parts(module) if is_in_training_mode(part)}
 
     def begin_evaluation(self, parts: set[int], args: Arguments, _result: object, returned: bool) -> None:
         """Search in an evaluation: the script may call parts of the model, or methods that do."""
@@ -246,7 +248,7 @@ class RootModules:
             if is_dynamo_compiling():
                 return original(module, *args, **kwargs)
             try:
-                if not (module.training and id(module) in known) and trained.is_evaluated(module):
+                if not (id(module) in known and module.training) and trained.is_evaluated(module):
                     opened = None if timeline.is_within(NO_EVALUATION_WITHIN) else timeline.enter(EVALUATION)
                 elif timeline.open_phases[1] is not None and (
                     (timeline.open_phases[0] in NOT_WITHIN and timeline.usual_owner is not None)
@@ -272,8 +274,26 @@ class RootModules:
 
 def wrapped_module(module: torch.nn.Module) -> torch.nn.Module | None:
     """Return the module that another one wraps, which a script may call directly; None if it wraps none."""
-    submodules = vars(module)["_modules"]
-    return next((submodules[name] for name in WRAPPED if submodules.get(name) is not None), None)
+    parts = submodules(module)
+    return next((parts[name] for name in WRAPPED if parts.get(name) is not None), None)
+
+
+def submodules(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """Return the module's submodules; its methods for that may be the script's."""
+    return own_attribute(module, "_modules") or {}
+
+
+def all_parts(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the module and its submodules of all levels, each once."""
+    found = {id(module): module}
+    waiting = [module]
+    while waiting:
+        new = {
+            id(part): part for part in submodules(waiting.pop()).values() if part is not None and id(part) not in found
+        }
+        found |= new
+        waiting += new.values()
+    return list(found.values())
 
 
 def is_worth_watching(module_class: type[torch.nn.Module], calls: list[float]) -> bool:

@@ -14,6 +14,7 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
+from rankscope.foreign import attribute, own_attribute
 from rankscope.process.identity import device_in_use
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
@@ -68,7 +69,14 @@ class Job:
 
 def is_in_evaluation_mode(module: Any) -> bool:
     """Return whether the module, if there is one, is in evaluation mode."""
-    return module is not None and not module.training
+    return module is not None and not is_in_training_mode(module)
+
+
+def is_in_training_mode(module: Any) -> bool:
+    """Return whether a module is in training mode. A property of the script is not asked, torch.compile's is."""
+    stored = own_attribute(module, "training")
+    value = attribute(module, "training") if stored is None else stored
+    return type(value) in (bool, int) and bool(value)
 
 
 class Timeline(PhaseClock):
