@@ -28,6 +28,8 @@ SAME = 15.0
 SCRAPED_AFTER = 300.0
 """The longest time after a finding's end until a Prometheus scrapes its end, in seconds."""
 FINDINGS_LIMIT = 50
+DIGITS = 12
+"""The most digits of a unix time."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ def _occurrences(seen: Sequence[Sample]) -> Iterator[_Occurrence]:
     """Yield each time that a finding was open. One that has become critical has several samples."""
     by_key: dict[Key, list[tuple[float, float, str]]] = defaultdict(list)
     for sample in seen:
-        severity = sample.labels["severity"]
-        by_key[_key(sample.labels)] += [(begin, sample.value, severity) for begin in _seconds(sample)]
+        for begin in _seconds(sample):
+            by_key[_key(sample.labels)].append((begin, sample.value, sample.labels["severity"]))
     found = []
     for key, times in by_key.items():
         times.sort()
@@ -125,7 +127,8 @@ def _finding(connect: Connect, run: Run, where: str, one: _Occurrence, end: floa
 
 def _seconds(sample: Sample) -> list[float]:
     """Return the value in a sample's label; none if a server that is no Prometheus sends other text."""
-    return [float(sample.labels["value"])] if sample.labels["value"].isdecimal() else []
+    text = sample.labels["value"]
+    return [float(text)] if text.isdecimal() and len(text) <= DIGITS else []
 
 
 def _key(labels: Mapping[str, str]) -> Key:

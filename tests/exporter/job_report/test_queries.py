@@ -277,3 +277,35 @@ def test_gpu_time_of_runs_that_share_a_gpu_belongs_to_their_one_user() -> None:
 def test_without_rules_there_are_no_groups() -> None:
     with pytest.raises(NoJobError, match="are the rules loaded"):
         queries.groups(Server({}).at(None), "user", 7.0)
+
+
+PEAK = [Sample("rankscope_finding_peak_ratio", {}, 0.3)]
+
+
+@pytest.mark.parametrize("value", ["NaN", "-5", "9" * 4000, "1e9", ""])
+def test_a_time_that_no_exporter_sends_is_ignored(value: str) -> None:
+    labels = {"kind": "straggler", "cause": "other", "severity": "warning", "rank": "1", "value": value}
+    judged = {
+        r"run_judged_info": one(1.0),
+        r"peak_ratio": PEAK,
+        r"timestamp\(count_values": [Sample("", labels, ENDED)],
+    }
+    assert queries.job(Server({**ANSWERS, **judged}).at, "train", None, None).findings == []
+
+
+def test_a_finding_that_an_exporter_sends_is_reported() -> None:
+    labels = {
+        "kind": "straggler",
+        "cause": "other",
+        "severity": "warning",
+        "rank": "1",
+        "value": str(round(BEGAN + 60)),
+    }
+    seen = [Sample("", labels, BEGAN + 600)]
+    judged = {r"run_judged_info": one(1.0), r"peak_ratio": PEAK, r"timestamp\(count_values": seen}
+    (found,) = queries.job(Server({**ANSWERS, **judged}).at, "train", None, None).findings
+    assert (found.begin, found.end, found.sentence) == (
+        BEGAN + 60,
+        BEGAN + 600,
+        "Rank 1 slows down run train by 30%: extra work outside the model",
+    )
