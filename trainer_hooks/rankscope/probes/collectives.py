@@ -262,14 +262,19 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     ]
 
 
+def option_types() -> frozenset[type]:
+    """Return torch's types of a collective's options."""
+    classes = vars(torch._C._distributed_c10d)  # noqa: SLF001 - not all of them have a public name
+    return frozenset(kind for name, kind in classes.items() if name.endswith("Options"))
+
+
 def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Function], Function]:
     """Wrap the process group's method `name`: count its collective and charge the time of the call."""
     op, index = layout.OPS.index(METHODS[name][0]), METHODS[name][1]
     at = 0 if index is None else index + 1  # index in the method's arguments; the first is the process group
     is_uneven, work_class = name in UNEVEN, dist.Work  # a Python subclass has its own wait
     begin, end_issue, groups = collectives.begin, collectives.end_issue, collectives.groups
-    classes = vars(torch._C._distributed_c10d)  # noqa: SLF001 - not all of them have a public name
-    options = frozenset(kind for class_name, kind in classes.items() if class_name.endswith("Options"))
+    options = option_types()
     count = groups.catch_up if name in POINT_TO_POINT else groups.count_next
     for called in (begin, end_issue, measure, groups.skip):
         skip_call(called)
