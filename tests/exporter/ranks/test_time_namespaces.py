@@ -138,16 +138,16 @@ def test_invalid_offsets_are_refused(run_dir: Path, clocks: object) -> None:
         read_rank(path)
 
 
-def make_process(directory: Path, offsets: str, childrens: str = "time:[1]") -> Path:
+def make_process(directory: Path, offsets: str, of_children: str = "time:[1]") -> Path:
     (directory / "ns").mkdir()
     (directory / "ns/time").symlink_to("time:[1]")
-    (directory / "ns/time_for_children").symlink_to(childrens)
+    (directory / "ns/time_for_children").symlink_to(of_children)
     (directory / "timens_offsets").write_text(offsets)
     return directory
 
 
 @pytest.mark.parametrize(
-    ("offsets", "childrens", "clocks"),
+    ("offsets", "of_children", "clocks"),
     [
         ("monotonic  1000000  500000000\nboottime  -7  250000000\n", "time:[1]", Clocks(1_000_000.5, -6.75)),
         ("monotonic  0  0\nboottime  0  0\n", "time:[1]", MACHINE),
@@ -156,9 +156,9 @@ def make_process(directory: Path, offsets: str, childrens: str = "time:[1]") -> 
     ],
 )
 def test_the_offsets_are_those_of_the_process_and_not_of_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offsets: str, childrens: str, clocks: Clocks
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offsets: str, of_children: str, clocks: Clocks
 ) -> None:
-    monkeypatch.setattr(record_clock, "PROCESS", make_process(tmp_path, offsets, childrens))
+    monkeypatch.setattr(record_clock, "PROCESS", make_process(tmp_path, offsets, of_children))
     assert own_clocks() == clocks
 
 
