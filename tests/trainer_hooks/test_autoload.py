@@ -36,3 +36,9 @@ def test_a_failed_import_is_a_warning(module: str) -> None:
     assert done.stdout == "loaded\n"
     assert "not watching this process" in done.stderr
     assert load(sys.executable, switch="0", code=code).stderr == ""
+
+
+def test_a_script_may_also_instrument_itself_before_it_imports_torch() -> None:
+    code = "import rankscope; rankscope.instrument(); import torch; print('ready')"
+    done = load(sys.executable, switch="1", code=code)
+    assert (done.stdout, done.stderr) == ("ready\n", "")

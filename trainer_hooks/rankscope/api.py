@@ -15,6 +15,9 @@ Item = TypeVar("Item")
 
 def instrument() -> None:
     """Watch the training in this process. Call it before the model is built. Idempotent; never raises."""
+    with contextlib.suppress(Exception):  # `attach` warns of it
+        import torch  # noqa: F401 - with RANKSCOPE set, it calls `autoload`, which cannot use a half imported `attach`
+
     from rankscope import attach
 
     attach.instrument()
