@@ -22,7 +22,7 @@ installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month month-local serving-pods soak siege packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm demo check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet succession nodes month month-local serving-pods soak siege packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -92,6 +92,12 @@ benchmark-exporter: venv ## measure the accuracy and the cost of the exporter, n
 gauntlet: venv servers ## inject every fault and decoy five times on both kinds of device, and score the notifications (6 hours)
 	@$(BIN)/python -m validation.gauntlet $(GAUNTLET)
 	@$(BIN)/python -m validation.gauntlet --device asynchronous $(GAUNTLET)
+
+succession: venv servers ## inject two faults one after the other, simulated and real, and show what a new user sees of each (1 hour)
+	@$(BIN)/python -m validation.succession --save
+	@RANKS=2 $(BIN)/python -m validation.succession --real gloo --save
+	@RANKS=2 $(BIN)/python -m validation.succession --real asynchronous --save
+	@RANKS=2 $(BIN)/python -m validation.new_user --save
 
 nodes: venv servers ## distinguish a slow rank, a rotating straggler and a slow network on eight nodes of one rank each
 	@$(BIN)/python -m validation.gauntlet.nodes --save
