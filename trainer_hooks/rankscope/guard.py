@@ -15,10 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-MOST_ERRORS, WINDOW = (
-    8,
-    600.0,
-)  # errors in so many seconds disable a probe: its numbers are wrong, its tracebacks costly
+# So many errors in so many seconds disable a probe: its numbers are wrong, its tracebacks costly.
+MOST_ERRORS, WINDOW = 8, 600.0
 
 logger = logging.getLogger("rankscope")
 reraise = False
@@ -64,7 +62,11 @@ class Guard:
 
     def handle(self, error: BaseException) -> None:
         """Handle an error of one call, which is not counted; after a series of them, disable the probe."""
-        self._raise_again(error)
+        if self._must_raise(error):
+            try:
+                raise error
+            finally:
+                del error  # its traceback would keep the job's objects alive until a garbage collection
         if self.disabled:
             return
         is_first = not self._errors
@@ -77,22 +79,22 @@ class Guard:
 
     def disable(self, error: BaseException) -> None:
         """Disable the probe because of `error`, which is being handled."""
-        self._raise_again(error)
+        if self._must_raise(error):
+            try:
+                raise error
+            finally:
+                del error  # as above
         self.disabled = True
         message = "rankscope: probe %s failed; disabled for the rest of the run, training is not affected: %s"
         logger.warning(message, self.probe, error, exc_info=error)
         self._note_failure()
 
-    def _raise_again(self, error: BaseException) -> None:
-        """Raise Ctrl-C and other non-errors again, and in tests all errors."""
+    def _must_raise(self, error: BaseException) -> bool:
+        """Return whether this is Ctrl-C or another non-error, after cleaning up for it, or a test raises all errors."""
         if not isinstance(error, Exception):
             self._on_interrupt()
-            try:
-                raise error
-            finally:
-                del error  # its traceback would keep the job's objects alive until a garbage collection
-        if reraise:
-            raise error
+            return True
+        return reraise
 
     def _note_failure(self) -> None:
         try:

@@ -1,6 +1,6 @@
 """Wrappers that most probes share: they run code of the hook before and after a call of the job.
 
-An error in that code disables the probe, and the call goes on. An error of the call is raised unchanged. While
+An error in that code goes to the probe's guard, and the call goes on. An error of the call is raised unchanged. While
 torch.compile traces, the wrappers do nothing: reading a clock there would break the user's graph.
 """
 

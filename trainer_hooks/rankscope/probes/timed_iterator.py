@@ -26,10 +26,10 @@ class TimedIterator:
         again = iter(self._iterator)  # starts an epoch, in some iterators
         return self if again is self._iterator else timed_iterator(again, self._fetch)
 
-    def __next__(self) -> Any:
-        return self._fetch(self, partial(next, self._iterator))
+    # The defaults are names that these methods need while the interpreter ends and clears modules.
+    def __next__(self, bind: type[partial[Any]] = partial) -> Any:
+        return self._fetch(self, bind(next, self._iterator))
 
-    # The defaults are names that these need while the interpreter ends and clears modules.
     def __getattr__(self, name: str, fetches: frozenset[str] = FETCHES, bind: type[partial[Any]] = partial) -> Any:
         value = getattr(self._iterator, name)
         return bind(self._fetch_by, value) if name in fetches else value
@@ -45,8 +45,8 @@ class TimedIterator:
         """Pickle the iterator itself: the process that gets it may not have Rankscope."""
         return iter, (self._iterator,)
 
-    def _fetch_by(self, method: Callable[..., Any], *args: Any) -> Any:
-        return self._fetch(self, partial(method, *args))
+    def _fetch_by(self, method: Callable[..., Any], *args: Any, bind: type[partial[Any]] = partial) -> Any:
+        return self._fetch(self, bind(method, *args))
 
 
 def timed_iterator(iterator: Iterator[Any], fetch: Callable[..., Any]) -> TimedIterator:
