@@ -125,21 +125,25 @@ class _Parts:
         moving = (self._ratios / self._ratios.sum(axis=1, keepdims=True)).mean(axis=2)
         computing = moving[:, COMPUTING_NUMBERS].sum(axis=1)
         throttled = computing * self._throttled()
-        usual_wait = np.sort(self._ratios[:, P["data_wait"]], axis=1)[:, (self._ratios.shape[2] - 1) // 2]
         in_turn = np.where(is_comparable, skew.sum(axis=1) / (skew.shape[1] - 1), np.nan)
         found: dict[Key, Array] = {("straggler", rank): lags[:, rank] for rank in range(lags.shape[1])}
         return found | {
             ("uneven_steps", None): in_turn,
             ("rotating_straggler", None): in_turn,
-            ("data", None): np.where(usual_wait > Thresholds().loss / 2, moving[:, P["data_wait"]], 0.0),
+            ("data", None): self._if_usual("data_wait", moving),
             ("network", None): np.where(is_comparable, self._transfer(moving[:, WAIT]), np.nan),
-            ("copies", None): moving[:, P["h2d_copy"]],
+            ("copies", None): self._if_usual("h2d_copy", moving),
             ("throttling", None): throttled,
             **{(kind, None): np.zeros(len(skew)) for kind in ABSENT},
             **{key: np.where(self._are_unmeasured(), np.nan, 0.0) for key in ON_DEVICE},
             USEFUL: computing - throttled,
             STEPS_RATE: self.steps / self._seconds.mean(axis=1),
         }
+
+    def _if_usual(self, phase: str, moving: Array) -> Array:
+        """Return a phase's mean ratio in `moving`; 0 in the parts in which the median rank has little of it."""
+        usual = np.sort(self._ratios[:, P[phase]], axis=1)[:, (self._ratios.shape[2] - 1) // 2]
+        return np.where(usual > Thresholds().loss / 2, moving[:, P[phase]], 0.0)
 
     def _are_unmeasured(self) -> Array:
         """Return by part whether the devices are measured, but in no step of the part."""

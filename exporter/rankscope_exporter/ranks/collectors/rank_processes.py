@@ -6,8 +6,9 @@ namespace, so it cannot belong to another process by now. If it is not visible h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from prometheus_client.core import Metric
@@ -149,18 +150,14 @@ class RankProcesses:
         """Read the process of every living rank."""
         usages = self._usage_by_pid = self._usages([rank for rank in scan.ranks if rank.snapshot.lock_pid])
         known, self._processes = self._processes, {}
+        frozen = cache(lambda pid: is_frozen(pid, self._procfs, self._cgroups))  # a process may have many records
         for rank in scan.ranks:
             if rank.snapshot.lock_pid:
                 identity = rank.snapshot.path, rank.snapshot["started_monotonic"], rank.key
                 process = self._processes[identity] = known.get(identity) or RankProcess(SampleCache(METRICS, rank.key))
                 process.update(usages[rank.snapshot.lock_pid])
-                process.is_stopped = self._is_stopped(rank.snapshot, process.usage)
+                process.is_stopped = _is_stopped(rank.snapshot, process.usage, frozen)
         return families(METRICS, [process.cache.write(process) for process in self._processes.values()])
-
-    def _is_stopped(self, snapshot: RankSnapshot, usage: Usage | None) -> bool:
-        if usage is None or snapshot.read_monotonic - snapshot.last_progress < STOPPED_AFTER:
-            return False
-        return usage.is_stopped or is_frozen(snapshot.lock_pid, self._procfs, self._cgroups)
 
     def _usages(self, ranks: Sequence[Rank]) -> dict[int, Usage | None]:
         """Read each process once, even if it holds several records. Each owner has the same share of children."""
@@ -181,3 +178,9 @@ class RankProcesses:
             return read_usage(pid, self._procfs, children_limit, generations=generations)
         except OSError:  # it has ended, or is hidden
             return None
+
+
+def _is_stopped(snapshot: RankSnapshot, usage: Usage | None, frozen: Callable[[int], bool]) -> bool:
+    if usage is None or snapshot.read_monotonic - snapshot.last_progress < STOPPED_AFTER:
+        return False
+    return usage.is_stopped or frozen(snapshot.lock_pid)
