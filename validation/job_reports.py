@@ -23,6 +23,7 @@ from testing import report, servers
 from testing.job.launch import JobError, TrainingJob
 from testing.report import Line
 from testing.stack import wait_for
+from validation.lost_gpu_hours import prometheus
 
 from rankscope.cli.explaining.prometheus import Prometheus
 from rankscope_exporter.job_report import queries, saved
@@ -100,16 +101,6 @@ def reported(job: Job) -> Figures:
         "GPU seconds of stall": job.causes.get("stall", 0.0),
         "seconds of the finding": (hang.end or job.at) - hang.begin if hang else 0.0,
     }
-
-
-def prometheus(directory: Path, interval: int, target: str) -> servers.Prometheus:
-    """Return a Prometheus that scrapes the exporter at this interval."""
-    directory.mkdir()
-    config = {
-        "global": {"scrape_interval": f"{interval}s", "scrape_timeout": f"{min(interval, 10)}s"},
-        "scrape_configs": [{"job_name": "rankscope", "static_configs": [{"targets": [target]}]}],
-    }
-    return servers.prometheus(directory, yaml.safe_dump(config))
 
 
 def play(lasting: Scene, ended: Scene, crash: Scene) -> None:
