@@ -17,6 +17,7 @@ from rankscope.record import phases
 from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.readings import RankReading, are_stopped
+from rankscope_exporter.diagnosis.step_times import longest_step
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 ROW_SECONDS = 15.0
@@ -95,6 +96,8 @@ class History:
         self._checkpoint = 0.0
         self._activity = Activity(thresholds.idle)
         self._stepped_since: float | None = None
+        self._pace_before: float | None = None
+        """The longest pause before the first reading, if the run had then stepped for long enough."""
 
     @property
     def has_baseline(self) -> bool:
@@ -130,6 +133,7 @@ class History:
         began, progress = max(one.began for one in ranks), max(one.last_progress for one in ranks)
         if began > self._began:  # pauses of the previous processes say nothing about these
             self._began, self._progress, self._stalled, self._planned = began, -math.inf, 0.0, ""
+            self._pace_before = self._recorded_pace(ranks)
             if self._stepped_since is not None and self._stepped_since < began:
                 self._stepped_since = None
         if are_stopped(ranks):
@@ -145,6 +149,13 @@ class History:
             self._planned, self._progress = "", progress
         self._stalled = at - max(self._progress, self._stopped_at)
         self._planned = next((one.phase for one in ranks if one.phase in phases.PLANNED), self._planned)
+
+    def _recorded_pace(self, ranks: tuple[RankReading, ...]) -> float | None:
+        """Return the longest step that the records of ranks seen for the first time have counted."""
+        stepped_since = max(one.began + one.counters.phases.get("startup", 0.0) for one in ranks)
+        if max(one.last_progress for one in ranks) - stepped_since <= self._thresholds.pace_known_after:
+            return None
+        return max(longest_step(one.counters.step_buckets) for one in ranks)
 
     def _add_pause(self, pause: Pause) -> None:
         """Add a pause and drop the older ones that are not longer, since only the longest pauses are read."""
@@ -223,7 +234,7 @@ class History:
         recent = list(takewhile(lambda minute: at - minute.at <= span, reversed(self._minutes)))
         skips = sum(max(new.amp_skips - old.amp_skips, 0.0) for new, old in pairwise(recent))
         return Past(
-            longest_pause=max(usual, default=MIN_PAUSE) if is_known else None,
+            longest_pause=max(usual, default=MIN_PAUSE) if is_known else self._pace_before,
             longest_planned_pauses=planned,
             checkpoint_ratio=self._checkpoint,
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from math import sqrt
+from math import inf, sqrt
 
 from rankscope.record.layout import STEP_BOUNDS
 from rankscope_exporter.diagnosis.facts import RunFacts
@@ -28,6 +28,12 @@ def quantile(buckets: tuple[float, ...], wanted: float) -> float | None:
             within = (rank - (reached - buckets[index])) / buckets[index] if buckets[index] else 0.0
             return low + (STEP_BOUNDS[index] - low) * within
     return None
+
+
+def longest_step(buckets: tuple[float, ...]) -> float:
+    """Return an upper bound of the longest step, in seconds: infinite beyond the buckets, and without any steps."""
+    counted = [index for index, count in enumerate(buckets) if count]
+    return (*STEP_BOUNDS, inf)[counted[-1]] if counted else inf
 
 
 def p99_to_median(run: RunFacts) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from testing.readings import STEP, Training, Trial, counting, hang, spend
+from testing.readings import EARLY, STEP, Training, Trial, counting, hang, spend
 from tests.exporter.diagnosis.test_started_again import underused
 
 from rankscope_exporter.diagnosis.readings import Ending, GpuCounters, GpuReading, RankReading
@@ -93,6 +93,26 @@ def test_a_rank_that_finishes_while_the_run_hangs_does_not_end_the_hang() -> Non
     trial.training.adjust = lambda one: replace(one, ended=Ending("finished", ends)) if one.rank == 3 else one
     trial.train(10)
     assert len(trial.opened("hang")) == 1
+
+
+@pytest.mark.parametrize(("longest", "limit"), [(1.0, 45.0), (20.0, 120.0), (200.0, 300.0)])
+def test_an_exporter_that_starts_during_a_hang_knows_the_pace_from_the_records(longest, limit) -> None:
+    thresholds = replace(EARLY, stuck_early=300.0)
+    watched = Trial(thresholds=thresholds).trained(10)
+    watched.train(1, spend("backward", longest))
+    watched.train(250 + longest)
+    watched.train(1, hang("backward", 2))
+    onset = watched.verdicts[-1].facts.ranks[2].now.last_progress
+    started = Trial(watched.training, thresholds)
+    found = started.find(kinds=["hang"])[1]
+    assert found
+    assert found.opened - onset == pytest.approx(limit, abs=2.0)
+
+
+def test_a_run_that_has_just_begun_to_train_has_no_recorded_pace() -> None:
+    young = Trial().trained(30)
+    started = Trial(young.training).trained(80, hang("backward", 2))
+    assert not started.opened("hang")
 
 
 def test_an_idle_notebook_has_no_overdue_checkpoint() -> None:

@@ -1,8 +1,9 @@
 """A run in which no rank makes progress, and the rank that the others wait for.
 
 The run hangs if it makes no progress for `stuck_pace` times its longest pause in the last hour (at least `stuck_floor`,
-at most `stuck` seconds; in a start-up, checkpoint or evaluation up to `planned`). If the others wait for a rank in its
-start-up, the limit depends on what that rank does:
+at most `stuck` seconds; in a start-up, checkpoint or evaluation up to `planned`). For a run that has trained for longer
+than the exporter, the longest step that it recorded counts as its longest pause at first. If the others wait for a rank
+in its start-up, the limit depends on what that rank does:
 
 - It is idle (`idle`), and another rank has begun to train, that is, it is in a collective of DDP or has made a backward
   pass: `stuck_early` seconds.
