@@ -54,8 +54,8 @@ lint: $(call installed,check) ## run ruff, codespell and mypy --strict; mypy che
 format: venv ## format the code with ruff
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
-generate: venv helm ## write the generated files: rules of each speed, dashboards, the Kustomize base, metrics.md and diagnosis.md
-	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python deploy/helm/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py
+generate: venv helm ## write the generated files: rules of each speed, dashboards, the Kustomize base, metrics.md, diagnosis.md, and figures in README.md
+	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python deploy/helm/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py && $(BIN)/python docs/generate_figures.py
 
 docs: $(call installed,docs) ## the documentation site, into build/site; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
