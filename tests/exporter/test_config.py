@@ -45,6 +45,22 @@ def test_rank_users_are_names_or_uids(capsys: pytest.CaptureFixture[str]) -> Non
         assert "--collector.ranks.users: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("none", "No such file or directory"), ("file", "Not a directory"), ("", "is not writable")],
+)
+def test_a_state_directory_that_cannot_be_used_is_refused_with_the_reason(
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert parsed(f"--state-dir={tmp_path}").state_dir == tmp_path
+    monkeypatch.setattr("os.access", lambda *_: False)  # also for root, who may write everywhere
+    with pytest.raises(SystemExit, match="2"):
+        parsed(f"--state-dir={tmp_path / name}")
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
 def test_runs_have_an_owner_by_default() -> None:
     assert parsed().has_owner
     assert not parsed("--collector.ranks.owner=none").has_owner

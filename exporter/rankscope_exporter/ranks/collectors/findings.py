@@ -147,10 +147,14 @@ def _thresholds(text: str) -> Thresholds:
 
 
 def _directory(text: str) -> Path:
-    """Return a writable directory. Raise ArgumentTypeError."""
+    """Return an existing directory that may be read and written. Raise ArgumentTypeError."""
     path = Path(text)
-    if not (path.is_dir() and os.access(path, os.W_OK)):
-        raise argparse.ArgumentTypeError(f"{text} is not a writable directory")
+    try:
+        next(path.iterdir(), None)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text} is not writable")
     return path
 
 
@@ -169,8 +173,8 @@ class FindingFlags:
         "--state-dir",
         type=_directory,
         metavar="DIR",
-        help="directory for the state: baselines of runs, which a restart keeps, and their history for `rankscope "
-        "report` (default: nothing is saved)",
+        help="existing directory for the state: baselines of runs, which a restart keeps, and their history for "
+        "`rankscope report` (default: nothing is saved)",
     )
 
 
