@@ -17,6 +17,7 @@ from pathlib import Path
 from rankscope._version import __version__
 from rankscope.cli.printable import printable
 
+RUN_DIRS = "default: $RANKSCOPE_RUN_DIR, else /run/rankscope and /dev/shm/rankscope"
 DESCRIPTION = "Find out which rank slows down a training job, and why."
 RUN_DESCRIPTION = """\
 Start COMMAND and watch every rank: sets RANKSCOPE=1 and replaces itself with COMMAND, so the launcher sees no extra
@@ -125,14 +126,16 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top|hang|report")
     run = commands.add_parser("run", help="start a training command and watch every rank", description=RUN_DESCRIPTION)
     run.add_argument("--run", metavar="NAME", help="name of the run (default: Slurm job, torchrun id, or generated)")
-    run.add_argument("--run-dir", metavar="DIR", help="directory for the records (default: /run/rankscope or /dev/shm)")
+    run.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="directory for the records (default: $RANKSCOPE_RUN_DIR, else /run/rankscope or /dev/shm/rankscope)",
+    )
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the training command")
     stacks = commands.add_parser("stacks", help="print the Python stacks of the ranks", description=STACKS_DESCRIPTION)
     stacks.add_argument("--run", metavar="NAME", help="only the ranks of this run")
     stacks.add_argument("--rank", metavar="N", help="only this rank")
-    stacks.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="directory of the records (default: /run/rankscope, /dev/shm)"
-    )
+    stacks.add_argument("--run-dir", type=Path, metavar="DIR", help=f"directory of the records ({RUN_DIRS})")
     _add_explain(commands.add_parser("explain", help="explain why a run is slow", description=EXPLAIN_DESCRIPTION))
     _add_top(commands.add_parser("top", help="show what is wrong on this machine", description=TOP_DESCRIPTION))
     hang = commands.add_parser("hang", help="show which ranks block a run that hangs", description=HANG_DESCRIPTION)
@@ -186,7 +189,7 @@ def _add_run_dirs(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         action="append",
         default=[],
-        help="directory of the records; may be repeated (default: /run/rankscope, /dev/shm)",
+        help=f"directory of the records; may be repeated ({RUN_DIRS})",
     )
 
 

@@ -15,7 +15,7 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO, TypeGuard
 
@@ -23,11 +23,11 @@ from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, living_r
 from rankscope.cli.lock_holder import NotTheRankError, Process, process_of
 from rankscope.cli.printable import printable
 from rankscope.cli.py_spy import stacks_by_py_spy
+from rankscope.cli.top import default_run_dirs
 from rankscope.process.ending import catches
 from rankscope.process.stack_dump import MEMORY_FILE
 from rankscope.record.listing import take_turns
 from rankscope.record.snapshot import RankSnapshot
-from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 
 ANSWER_WITHIN = 5.0  # seconds; a stopped process does not answer
 COMPLETE_AFTER = 0.1  # seconds without a further line; a dump takes a millisecond
@@ -49,7 +49,7 @@ def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO 
 
     `directory` None means the default run directories. Root gets the ranks of all users, other users their own.
     """
-    directories = _directories(directory)
+    directories = [directory] if directory else default_run_dirs()
     living = _living(directories)
     wanted = [one for one in living if _is_wanted(one, run, rank)]
     permitted = [one for one in wanted if _may_ask(one)]
@@ -140,12 +140,6 @@ def stacks(rank: RecordedRank) -> str:
         raise NoStacksError(str(error)) from error
     is_complete = len(text.encode(errors="replace")) < ANSWER_LIMIT
     return text if is_complete else f"{text}\n(cut off after {ANSWER_LIMIT} bytes)"
-
-
-def _directories(directory: Path | None) -> Sequence[Path]:
-    if directory or os.environ.get("RANKSCOPE_RUN_DIR"):
-        return [directory or Path(os.environ["RANKSCOPE_RUN_DIR"])]
-    return [SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR]
 
 
 def _living(directories: Iterable[Path]) -> list[RecordedRank]:
