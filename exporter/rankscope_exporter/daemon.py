@@ -20,6 +20,7 @@ from rankscope.record.group_name import compact
 from rankscope_exporter import registry
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
+from rankscope_exporter.documents import DocumentError
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.flags import flag_name
 from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher, Scheduler, SchedulerError
@@ -105,11 +106,11 @@ def run(settings: Config) -> None:
 def _web_config(settings: Config) -> WebConfigFile | None:
     if settings.web_config_file is None:
         return None
-    from rankscope_exporter.web.config_file import WebConfigError, WebConfigFile
+    from rankscope_exporter.web.config_file import WebConfigFile
 
     try:
         return WebConfigFile(settings.web_config_file)
-    except WebConfigError as error:
+    except DocumentError as error:
         raise StartError(f"--web.config.file: {error}") from error
 
 
@@ -243,11 +244,10 @@ def _simulation(settings: Config, run_directory: RunDirectory) -> Iterator[None]
         yield
         return
     from rankscope_exporter.simulation.machine import simulated
-    from rankscope_exporter.simulation.values import ScenarioError
 
     try:
         machine = simulated(settings.simulate, run_directory)
-    except ScenarioError as error:
+    except DocumentError as error:
         raise StartError(f"--simulate: {error}") from error
     with machine:
         yield

@@ -271,6 +271,14 @@ def test_an_invalid_scenario_is_reported_with_its_key(text: str, expected: str, 
     assert expected in line
 
 
+@pytest.mark.parametrize("flag", ["--collector.findings.thresholds", "--simulate", "--web.config.file"])
+def test_a_file_nested_too_deeply_is_reported(flag: str, tmp_path: Path) -> None:
+    path = tmp_path / "nested"
+    path.write_text("[" * 100_000)
+    line = start_error(f"{flag}={path}", "--web.listen-address=127.0.0.1:0")
+    assert re.fullmatch(rf"rankscope-exporter: (argument )?{flag}: {path}: nested too deeply( \(see .*\))?", line)
+
+
 def test_a_procfs_that_is_not_a_directory_is_reported() -> None:
     assert start_error("--path.procfs=/nowhere/proc", "--web.listen-address=127.0.0.1:0") == (
         "rankscope-exporter: --path.procfs: /nowhere/proc is not a directory"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -144,11 +143,13 @@ class Thresholds:
     """Longest time between the last progress and the end: work after the last step."""
 
 
-def change_thresholds(thresholds: Thresholds, values: Mapping[str, Any]) -> Thresholds:
+def change_thresholds(thresholds: Thresholds, values: Any) -> Thresholds:
     """Return the thresholds with other values by name. Tiers are lists of a tier's fields, in their order.
 
     Raise ValueError that names the wrong value.
     """
+    if not isinstance(values, dict):
+        raise ValueError("not a JSON object of numbers by name")
     known = {one.name for one in fields(Thresholds)}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"unknown threshold {unknown[0]!r}")

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import yaml
 
+from rankscope_exporter.documents import DocumentError, read_document
 from rankscope_exporter.simulation.scenario import parse_change
 from rankscope_exporter.simulation.timeline import State, Timeline
 from rankscope_exporter.worker import Worker
@@ -43,8 +45,8 @@ class Changes(Worker):
             self._seen[path] = written
             try:
                 state, xid = _read(path) if written is not None else (State(), None)
-            except (OSError, ValueError, yaml.YAMLError) as error:
-                logger.warning("%s ignored: %s", path, error)
+            except DocumentError as error:
+                logger.warning("ignored %s", error)
             else:
                 timeline.change(self._now(), state, xid)
 
@@ -57,4 +59,4 @@ def _write_time(path: Path) -> int | None:
 
 
 def _read(path: Path) -> tuple[State, int | None]:
-    return parse_change(path.name, yaml.safe_load(path.read_text(encoding="utf-8")))
+    return read_document(path, "YAML", yaml.safe_load, partial(parse_change, path.name))

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from rankscope_exporter.documents import DocumentError, read_document
 from rankscope_exporter.simulation.scenario import parse_process
 from rankscope_exporter.simulation.timeline import SimulatedProcess
 from rankscope_exporter.simulation.values import ScenarioError
@@ -66,10 +68,9 @@ class HolderDirectory:
         path = self._directory / key[0]
         try:
             return read_announcement(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            logger.warning("%s ignored: %s", path, error)
+        except DocumentError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                logger.warning("ignored %s", error)
             return None
 
 
@@ -88,8 +89,11 @@ def announced(directory: Path, gpu: int, memory: str) -> Iterator[Path]:
 
 
 def read_announcement(path: Path) -> Holder:
-    """Read a process's announcement. Raises ScenarioError, YAMLError, OSError."""
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    """Read a process's announcement. Raises DocumentError."""
+    return read_document(path, "YAML", yaml.safe_load, lambda values: _holder(path, values))
+
+
+def _holder(path: Path, values: Any) -> Holder:
     if not isinstance(values, dict) or not isinstance(values.get("gpu"), int):
         raise ScenarioError("gpu: expected the index of a GPU")
     rest = {key: value for key, value in values.items() if key != "gpu"}

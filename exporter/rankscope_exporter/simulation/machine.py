@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def simulated(argument: str, run_directory: RunDirectory) -> AbstractContextManager[object]:
-    """Return a context with simulated GPUs. `argument` is their number or a scenario's path. Raises ScenarioError."""
+    """Return a context with simulated GPUs. `argument` is their number or a scenario's path. Raises DocumentError."""
     driver = SimulatedDriver(load_scenario(argument), activities=Activities(run_directory))
     logger.warning("using %d simulated GPUs", len(driver.gpus))
     return installed(driver)

@@ -34,6 +34,7 @@ from typing import Any
 
 import yaml
 
+from rankscope_exporter.documents import read_document
 from rankscope_exporter.gpu.nvml.device import CLOCK_EVENT_REASONS
 from rankscope_exporter.gpu.nvml.errors import CODES
 from rankscope_exporter.gpu.nvml.health import ERROR_KINDS
@@ -74,19 +75,10 @@ class Scenario:
 
 
 def load_scenario(argument: str) -> Scenario:
-    """Return the scenario of `--simulate`: a number of idle GPUs that follow ranks, or a file. Raises ScenarioError."""
+    """Return the scenario of `--simulate`: a number of idle GPUs that follow ranks, or a file. Raises DocumentError."""
     if re.fullmatch(r"\d+", argument):
         return Scenario(_idle(_gpus("GPUs", int(argument))))
-    try:
-        document = yaml.safe_load(Path(argument).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{argument}: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise ScenarioError(f"{argument}: not YAML: {' '.join(str(error).split())}") from error
-    try:
-        return parse_scenario(document)
-    except ScenarioError as error:
-        raise ScenarioError(f"{argument}: {error}") from error
+    return read_document(Path(argument), "YAML", yaml.safe_load, parse_scenario)
 
 
 def parse_scenario(document: object) -> Scenario:

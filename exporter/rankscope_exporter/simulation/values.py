@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rankscope_exporter.documents import DocumentError
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(B|KiB|MiB|GiB|TiB)")
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-class ScenarioError(ValueError):
+class ScenarioError(DocumentError):
     """An invalid scenario. The message names the file and the key."""
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from rankscope_exporter.documents import DocumentError, read_document
 from rankscope_exporter.web.tls import (
     CIPHER_SUITES,
     CLIENT_AUTH,
@@ -55,7 +56,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, 
 logger = logging.getLogger(__name__)
 
 
-class WebConfigError(ValueError):
+class WebConfigError(DocumentError):
     """An invalid web configuration. The text names the file and the key, and never contains a secret."""
 
 
@@ -99,7 +100,7 @@ class WebConfigFile:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        """Load the file. Raises WebConfigError if it is invalid."""
+        """Load the file. Raises DocumentError if it is invalid."""
         self._path = path
         self._clock = clock
         self._logged_as_expired: WebConfig | None = None
@@ -112,7 +113,7 @@ class WebConfigFile:
             self._state = state
             try:
                 self._replace(load(self._path))
-            except WebConfigError as error:
+            except DocumentError as error:
                 logger.error("--web.config.file: reload failed; keeping the previous configuration: %s", error)
         self._log_if_expired()
         return self._config
@@ -137,19 +138,12 @@ class WebConfigFile:
 
 
 def load(path: Path) -> WebConfig:
-    """Read the file and the files that it names. Raises WebConfigError."""
-    try:
-        document = yaml.load(path.read_text(encoding="utf-8"), TextLoader)  # noqa: S506 - a SafeLoader
-        return _parse(document, path.parent)
-    except OSError as error:
-        raise WebConfigError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise WebConfigError(f"{path}: not UTF-8") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)  # not the error's text: it quotes the line, which may be a secret
-        raise WebConfigError(f"{path}: not YAML{f' at line {mark.line + 1}' if mark else ''}") from error
-    except (TlsError, WebConfigError) as error:
-        raise WebConfigError(f"{path}: {error}") from error
+    """Read the file and the files that it names. Raises DocumentError."""
+    return read_document(path, "YAML", _load, lambda document: _parse(document, path.parent))
+
+
+def _load(text: str) -> object:
+    return yaml.load(text, TextLoader)  # noqa: S506 - a SafeLoader
 
 
 def _parse(document: object, directory: Path) -> WebConfig:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rankscope_exporter.documents import DocumentError
 from rankscope_exporter.simulation import scenario as scenario_module
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.simulation.driver import SimulatedDriver
@@ -101,7 +102,7 @@ def test_a_lost_gpu_does_no_work():
 def test_an_error_is_one_line_with_the_key(document, expected, tmp_path):
     path = tmp_path / "scenario.yml"
     path.write_text(document)
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load_scenario(str(path))
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
@@ -112,13 +113,13 @@ def test_an_error_is_one_line_with_the_key(document, expected, tmp_path):
 def test_invalid_yaml_is_one_line_too(tmp_path):
     path = tmp_path / "scenario.yml"
     path.write_text("gpus: [1\nmodel: }")
-    with pytest.raises(ScenarioError, match="not YAML") as caught:
+    with pytest.raises(DocumentError, match="not YAML") as caught:
         load_scenario(str(path))
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(ScenarioError, match=r"nowhere\.yml: No such file"):
+    with pytest.raises(DocumentError, match=r"nowhere\.yml: No such file"):
         load_scenario("nowhere.yml")
 
 

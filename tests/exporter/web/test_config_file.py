@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from testing.authority import Authority
 
-from rankscope_exporter.web.config_file import WebConfigError, load
+from rankscope_exporter.documents import DocumentError
+from rankscope_exporter.web.config_file import load
 
 Write = Callable[..., Path]
 
@@ -19,7 +20,7 @@ SERVER = {"cert_file": "server.pem", "key_file": "server.key"}
 
 
 def load_error(path: Path) -> str:
-    with pytest.raises(WebConfigError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load(path)
     text = str(caught.value)
     assert "\n" not in text
@@ -155,7 +156,7 @@ def test_all_supported_headers_can_be_set_together(tmp_path: Path) -> None:
 def test_a_repeated_key_is_an_error_that_contains_no_secret(tmp_path: Path, text: str, key: str, line: int) -> None:
     path = tmp_path / "web.yml"
     path.write_text(text)
-    with pytest.raises(WebConfigError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load(path)
     assert str(caught.value) == f"{path}: {key}: repeated at line {line}"
 

@@ -21,6 +21,7 @@ from rankscope_exporter.diagnosis.judged import Judged, Judges
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds, change_thresholds
+from rankscope_exporter.documents import DocumentError, read_document
 from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.rank_gpus import RankGpu
@@ -138,12 +139,9 @@ CAUSES = (
 def _thresholds(text: str) -> Thresholds:
     """Return the thresholds of a JSON file. Raise ArgumentTypeError."""
     try:
-        values = json.loads(Path(text).read_text())
-        if not isinstance(values, dict):
-            raise ValueError("not a JSON object of numbers by name")
-        return change_thresholds(Thresholds(), values)
-    except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text}: {getattr(error, 'strerror', None) or error}") from error
+        return read_document(Path(text), "JSON", json.loads, lambda values: change_thresholds(Thresholds(), values))
+    except DocumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _directory(text: str) -> Path:
