@@ -25,7 +25,7 @@ from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.flags import flag_name
 from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher, Scheduler, SchedulerError
 from rankscope_exporter.gpu.allocation.occupants import Occupants
-from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, name_of_user
+from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.gpu.collector import GpuCollector
 from rankscope_exporter.gpu.collectors import allocation, gpm
 from rankscope_exporter.gpu.collectors.xid import XidCollector
@@ -71,17 +71,17 @@ class StartError(Exception):
 def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
-    users, occupants = UserNames(name_of_user), Occupants(ProcessTable(settings.procfs))
+    users, occupants = UserNames(), Occupants(ProcessTable(settings.procfs))
     rank_policy = RankPolicy(users.name, occupants.is_elsewhere, settings.has_owner, settings.users)
     rank_gpus = RankGpus(settings.collectors)
     run_directory = RunDirectory(settings.run_dirs, policy=rank_policy)  # stays open until the process exits
     with (
         _listening(settings) as listeners,
         # On its own thread: a directory service that hangs delays no rank.
-        Worker("users", USER_LOOKUP_INTERVAL, users.resolve, "cannot look up the names of the ranks' owners"),
+        Worker("users", USER_LOOKUP_INTERVAL, users.resolve, "cannot look up user names"),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory, rank_gpus) as ranks,
-        _gpu_collectors(settings, ranks, occupants) as enabled,
+        _gpu_collectors(settings, ranks, users, occupants) as enabled,
     ):
         averages = Averages(enabled) if settings.dcgm else None
         gpus = averages.collectors if averages else enabled
@@ -178,7 +178,9 @@ def _listening(settings: Config) -> Iterator[list[socket.socket]]:
 
 
 @contextmanager
-def _gpu_collectors(settings: Config, ranks: RankWatcher, occupants: Occupants) -> Iterator[list[GpuCollector[Any]]]:
+def _gpu_collectors(
+    settings: Config, ranks: RankWatcher, users: UserNames, occupants: Occupants
+) -> Iterator[list[GpuCollector[Any]]]:
     """Yield the enabled GPU collectors; with `allocation`, run the thread that watches who has allocated the GPUs."""
     enabled = registry.gpu_collectors(settings)
     if allocation.COLLECTOR not in enabled:
@@ -186,10 +188,9 @@ def _gpu_collectors(settings: Config, ranks: RankWatcher, occupants: Occupants) 
         return
     if not settings.procfs.is_dir():
         raise StartError(f"--path.procfs: {settings.procfs} is not a directory")
-    users = UserNames()
     # The processes of simulated GPUs are in the exporter's own PID namespace.
     processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
-    watcher = ClaimsWatcher(_schedulers(settings), ranks.scan, users)
+    watcher = ClaimsWatcher(_schedulers(settings), ranks.scan)
     enabled[enabled.index(allocation.COLLECTOR)] = allocation.watching(watcher.claims, processes, users, occupants)
     with watcher:
         yield enabled

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher
 from rankscope_exporter.gpu.allocation.occupants import Occupants
-from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, name_of_user
+from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.gpu.collector import GpuCollector, SampledCollector
 from rankscope_exporter.gpu.collectors import (
     allocation,
@@ -75,18 +75,18 @@ class Node(NamedTuple):
 @contextmanager
 def watch_node(run_dirs: Sequence[Path]) -> Iterator[Node]:
     """Read the ranks in these directories and the GPUs once a second, until the context ends."""
-    users, occupants = UserNames(name_of_user), Occupants(ProcessTable())
+    users, occupants = UserNames(), Occupants(ProcessTable())
     gpus = RankGpus([collector.name for collector in COLLECTORS])
     aligned, usage, network = AlignedSteps(REFERENCE_INTERVAL), RankProcesses(), Network()
     directory = RunDirectory(run_dirs, policy=RankPolicy(users.name, occupants.is_elsewhere))
     ranks = RankWatcher(directory, (aligned, usage, network, Findings(aligned, usage, network, gpus)))
-    claims = ClaimsWatcher((), ranks.scan, users)
+    claims = ClaimsWatcher((), ranks.scan)
     holders = allocation.watching(claims.claims, ProcessTable(), users, occupants)
     sampler = Sampler(Driver(), (*COLLECTORS, holders), watches_xids=False)
     occupants.lacks, gpus.sampler = sampler.lacks, sampler
     sampler.start()
     try:
-        with Worker("users", INTERVAL, users.resolve, "cannot look up the names of the ranks' owners"), ranks, claims:
+        with Worker("users", INTERVAL, users.resolve, "cannot look up user names"), ranks, claims:
             yield Node(reporter(ranks), sampler, (*COLLECTORS, holders))
     finally:
         sampler.stop()

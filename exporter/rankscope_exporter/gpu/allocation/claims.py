@@ -1,7 +1,7 @@
 """Claims to GPUs: living ranks from the last read, and schedulers' answers.
 
-A thread polls the schedulers, because a kubelet or directory service that does not respond must not delay scrapes or
-device sampling.
+A thread polls the schedulers, because a kubelet that does not respond must not delay scrapes or device
+sampling.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rankscope_exporter.gpu.allocation.holder import Holder
-from rankscope_exporter.gpu.allocation.processes import UserNames
 from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.worker import Worker
 
@@ -67,7 +66,7 @@ class Claims:
 
 
 class ClaimsWatcher(Worker):
-    """A thread that polls the schedulers every few seconds. It also resolves the names of `users`, which can block.
+    """A thread that polls the schedulers every few seconds.
 
     `ranks` returns the ranks of the last second, or None if they are unknown. They are not cached here: a rank's claim
     must end with its process, or each GPU of a job that ends would count as allocated for some seconds more.
@@ -77,14 +76,12 @@ class ClaimsWatcher(Worker):
         self,
         schedulers: Sequence[Scheduler],
         ranks: Callable[[], Scan | None],
-        users: UserNames,
         interval: float = INTERVAL,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__("claims", interval, self.poll, "querying GPU holders failed")
         self._schedulers = schedulers
         self._ranks = ranks
-        self._users = users
         self._monotonic = monotonic
         self._answers: tuple[float, Sequence[Answer | None]] | None = None
         self._logged_errors: dict[str, str] = {}
@@ -102,7 +99,6 @@ class ClaimsWatcher(Worker):
         """Query every scheduler once."""
         began = self._monotonic()
         self._answers = began, [self._query(scheduler) for scheduler in self._schedulers]
-        self._users.resolve()
 
     def _query(self, scheduler: Scheduler) -> Answer | None:
         """Return the scheduler's answer, or None if the query fails. Logs only when an error begins or changes."""

@@ -7,6 +7,7 @@ container with the host's pid namespace, or with the host's /proc mounted elsewh
 from __future__ import annotations
 
 import pwd
+import random
 import re
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -21,7 +22,8 @@ from rankscope_exporter.gpu.allocation.slurm import job_of_cgroup
 # does, and <slice>:<prefix>:<id> if their cgroup drivers differ. A monitor's ends in <prefix>-conmon-<id>. The table in
 # tests/exporter/gpu/allocation/test_cgroups.py lists all of these with their sources.
 CONTAINER_CGROUP = re.compile(r"(?<=[/:-])(?<!conmon-)([0-9a-f]{64})(?:\.scope)?(?=/| \(deleted\)|$)")
-MAX_NAMES = 4096  # a user with a range of subordinate ids has 65,536 uids
+MAX_NAMES = 4096
+LOOKUPS_AT_ONCE = 64  # more than a node has users; a user with a range of subordinate ids has 65,536 uids
 DEAD_STATES = ("Z", "X")  # in /proc/PID/status: a zombie has freed its memory, or the driver has lost track of it
 
 
@@ -37,33 +39,55 @@ class Process:
     """Its first 15 characters."""
 
 
-class UserNames:
-    """User names by uid. A lookup may query a directory service and block: only `resolve` does that."""
+def name_of_user(uid: int) -> str:
+    """Return the user's name; empty if this machine has none or it is not printable."""
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+    return name if is_label(name) else ""
 
-    def __init__(self, lookup: Callable[[int], str] | None = None) -> None:
-        self._lookup = lookup or _name_or_number
-        self._names: dict[int, str] = {}
-        self._wanted: set[int] = set()
+
+class UserNames:
+    """User names by uid. A lookup may query a directory service and block: only `resolve` does that.
+
+    Any user may have many uids. So lookups are limited for all users together, and new uids evict no old ones.
+    """
+
+    def __init__(self, lookup: Callable[[int], str] = name_of_user) -> None:
+        self._lookup = lookup
+        self._names: dict[int, str] = {}  # in the order of their lookups; empty for a uid without a name
+        self._requested: set[int] = set()  # since the last `resolve`
+        self._lookups_left = LOOKUPS_AT_ONCE
         self._lock = threading.Lock()
 
-    def name(self, uid: int) -> str:
-        """Return the name, or the number if the uid has no name; empty until `resolve` has looked it up."""
+    def name(self, uid: int, unnamed: str = "") -> str:
+        """Return the name, or `unnamed` if the uid has none; empty until `resolve` has looked it up."""
         with self._lock:
-            if uid not in self._names:
-                self._wanted.add(uid)
-                return ""
-            self._names[uid] = name = self._names.pop(uid)  # move to the end: the first names are evicted
-            return name
+            self._requested.add(uid)
+            name = self._names.get(uid)
+        return "" if name is None else name or unnamed
 
     def resolve(self) -> None:
-        """Look up the requested uids."""
+        """Look up requested uids: LOOKUPS_AT_ONCE, and one more with each call. If there are more, choose at random."""
         with self._lock:
-            wanted, self._wanted = self._wanted, set()
-        found = {uid: self._lookup(uid) for uid in wanted}
-        with self._lock:
-            self._names |= found
-            while len(self._names) > MAX_NAMES:
-                del self._names[next(iter(self._names))]
+            requested, self._requested = self._requested, set()
+        unknown = sorted(requested - self._names.keys())
+        self._lookups_left = min(self._lookups_left + 1, LOOKUPS_AT_ONCE)
+        for uid in random.sample(unknown, min(len(unknown), self._lookups_left)):
+            self._lookups_left -= 1
+            name = self._lookup(uid)
+            with self._lock:
+                self._names[uid] = name
+        self._evict(requested)
+
+    def _evict(self, requested: Collection[int]) -> None:
+        """Forget the newest names that are not in use, if there are too many."""
+        if (excess := len(self._names) - MAX_NAMES) > 0:
+            unused = [uid for uid in reversed(self._names) if uid not in requested]
+            with self._lock:
+                for uid in unused[:excess]:
+                    del self._names[uid]
 
 
 class ProcessTable:
@@ -133,7 +157,7 @@ def container_of_cgroup(cgroup: str) -> str:
 def _holder(process: Process, users: UserNames) -> Holder:
     job, container = job_of_cgroup(process.cgroup), container_of_cgroup(process.cgroup)
     source = "slurm" if job else "container" if container else "user"
-    user = users.name(process.uid)
+    user = users.name(process.uid, str(process.uid))
     return Holder(source, slurm_job_id=job, container_id=container, user=user, uid=str(process.uid))
 
 
@@ -157,16 +181,3 @@ def _field(status: str, name: str) -> str:
     """Return the first word of a field of /proc/PID/status."""
     found = re.search(rf"^{name}:\s+(\S+)", status, re.MULTILINE)
     return found[1] if found else ""
-
-
-def name_of_user(uid: int) -> str:
-    """Return the user's name; empty if this machine has none or it is not printable."""
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return ""
-    return name if is_label(name) else ""
-
-
-def _name_or_number(uid: int) -> str:
-    return name_of_user(uid) or str(uid)

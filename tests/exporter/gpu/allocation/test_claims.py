@@ -14,7 +14,6 @@ from testing.waiting import eventually
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.claims import Claims, ClaimsWatcher
 from rankscope_exporter.gpu.allocation.holder import Holder
-from rankscope_exporter.gpu.allocation.processes import UserNames
 from rankscope_exporter.ranks.rank import Rank, Scan
 
 UUID = "GPU-51300000-0000-4000-8000-000000000000"
@@ -44,7 +43,7 @@ def scan(*snapshots: RankSnapshot) -> Scan:
 
 
 def watcher(*schedulers: FakeScheduler, ranks: Callable[[], Scan | None] = scan, **options: Any) -> ClaimsWatcher:
-    return ClaimsWatcher(schedulers, ranks, UserNames(), **options)
+    return ClaimsWatcher(schedulers, ranks, **options)
 
 
 def test_a_gpu_matches_by_index_uuid_and_ranks() -> None:
@@ -117,30 +116,3 @@ def test_the_thread_polls_repeatedly_and_stops_on_request() -> None:
     eventually(lambda: claims_watcher.claims() == Claims(is_complete=True))
     claims_watcher.stop()
     assert threading.active_count() == before
-
-
-def test_an_unexpected_exception_is_logged_and_the_thread_continues(caplog: pytest.LogCaptureFixture) -> None:
-    calls: list[int] = []
-
-    def lookup(uid: int) -> str:
-        calls.append(uid)
-        if len(calls) == 1:
-            raise ValueError("a mistake")
-        return "alice"
-
-    users = UserNames(lookup)
-    claims_watcher = ClaimsWatcher((), scan, users, interval=0.01)
-    claims_watcher.start()
-    eventually(lambda: users.name(7) == "alice")
-    claims_watcher.stop()
-    assert "querying GPU holders failed" in caplog.text
-
-
-def test_user_names_are_resolved_in_the_watchers_thread() -> None:
-    threads: list[str] = []
-    users = UserNames(lambda _uid: threads.append(threading.current_thread().name) or "alice")
-    claims_watcher = ClaimsWatcher((), scan, users, interval=0.01)
-    claims_watcher.start()
-    eventually(lambda: users.name(7) == "alice")
-    claims_watcher.stop()
-    assert threads == ["claims"]

@@ -10,7 +10,7 @@ import pytest
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher
 from rankscope_exporter.gpu.allocation.occupants import Occupants
-from rankscope_exporter.gpu.allocation.processes import GpuProcesses, Process, ProcessTable, UserNames
+from rankscope_exporter.gpu.allocation.processes import GpuProcesses, Process, ProcessTable
 from rankscope_exporter.ranks.rank import Rank, Scan
 
 UUID = "GPU-51300000-0000-4000-8000-000000000000"
@@ -101,7 +101,7 @@ def test_a_contradicted_rank_makes_no_claim(is_elsewhere: Scenario) -> None:
     from dataclasses import replace
 
     elsewhere = replace(is_elsewhere.rank, is_elsewhere=True)
-    watcher = ClaimsWatcher((), lambda: Scan([elsewhere], Counter()), UserNames())
+    watcher = ClaimsWatcher((), lambda: Scan([elsewhere], Counter()))
     assert watcher.claims().ranks == {}
 
 

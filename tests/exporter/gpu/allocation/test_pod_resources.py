@@ -16,7 +16,6 @@ from tests.exporter.gpu.allocation.kubelet import Kubelet
 from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.pod_resources import KubeletError, PodResources, gpu_of_device, parse_pods
-from rankscope_exporter.gpu.allocation.processes import UserNames
 from rankscope_exporter.ranks.rank import Scan
 
 UUID = "GPU-51300000-0000-4000-8000-00000000000"
@@ -157,7 +156,7 @@ def test_a_claim_names_its_gpu(kubelet: Kubelet, resource: dict[str, Any], gpus:
 def test_a_deleted_pod_holds_nothing_after_the_next_poll(kubelet: Kubelet) -> None:
     kubelet.add("ml", "a", main=[f"{UUID}0"])
     kubelet.claim("ml", "b", "main", **BY_NVIDIA, device_name="gpu-1")
-    watcher = ClaimsWatcher([PodResources(kubelet.socket)], lambda: Scan([], Counter()), UserNames())
+    watcher = ClaimsWatcher([PodResources(kubelet.socket)], lambda: Scan([], Counter()))
     watcher.poll()
     assert watcher.claims().find_holders(0, "nvidia0", f"{UUID}0") == [pod("ml", "a", "main")]
     assert watcher.claims().find_holders(1, "nvidia1", f"{UUID}1") == [pod("ml", "b", "main")]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope_exporter.gpu.allocation import processes
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.processes import (
     Process,
@@ -65,11 +66,12 @@ def test_a_user_is_looked_up_once_and_only_by_resolve() -> None:
     assert asked == [7]
 
 
-def test_a_user_without_a_name_is_its_number() -> None:
-    users = UserNames()
-    users.name(4_000_000_000)
+def test_a_holder_without_a_name_is_its_number_once_it_is_looked_up() -> None:
+    users, process = UserNames(), Process(4_000_000_000, "0::/\n")
+    assert [holder.user for holder in holders_of([process], users)] == [""]
     users.resolve()
-    assert users.name(4_000_000_000) == "4000000000"
+    assert [holder.user for holder in holders_of([process], users)] == ["4000000000"]
+    assert users.name(4_000_000_000) == ""
 
 
 def test_living_processes_are_distinguished_from_dead_ones_and_zombies(tmp_path: Path) -> None:
@@ -126,14 +128,44 @@ def test_a_real_process_is_found_until_it_ends() -> None:
     assert table.find(process.pid) is None
 
 
-def test_the_cache_of_user_names_is_bounded() -> None:
-    users = UserNames(str)
-    for first in range(5000, 25_000, 1000):
-        for uid in (4711, *range(first, first + 1000)):
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the uids that are looked up, of which half have no name. At most ten names are cached."""
+    monkeypatch.setattr(processes, "MAX_NAMES", 10)
+    monkeypatch.setattr(processes, "LOOKUPS_AT_ONCE", 5)
+    return []
+
+
+def test_user_names_are_looked_up_at_a_limited_rate(asked: list[int]) -> None:
+    users = UserNames(lambda uid: asked.append(uid) or "")
+    for poll in range(20):
+        for uid in range(1000 * poll, 1000 * poll + 1000):
             users.name(uid)
         users.resolve()
-    assert users.name(4711) == "4711", "frequently used names are kept"
-    assert users.name(5000) == "", "other names are evicted"
+    assert len(asked) == 5 + 19
+
+
+def test_new_uids_evict_no_older_names_and_the_cache_is_bounded(asked: list[int]) -> None:
+    users = UserNames(lambda uid: asked.append(uid) or (str(uid) if uid % 2 else ""))
+    known = range(1, 6)
+    assert [users.name(uid) for uid in known] == [""] * 5
+    users.resolve()
+    for uid in range(1000, 1100):
+        users.name(uid)
+        users.resolve()
+    assert [users.name(uid) for uid in known] == ["1", "", "3", "", "5"]
+    users.resolve()
+    assert len(users._names) == 10
+    assert len(asked) == 105, "none is looked up twice"
+
+
+def test_every_uid_in_use_is_looked_up_in_the_end(asked: list[int]) -> None:
+    users = UserNames(lambda uid: asked.append(uid) or str(uid))
+    for _ in range(50):
+        names = [users.name(uid) for uid in range(30)]
+        users.resolve()
+    assert names == [*map(str, range(30))], "names in use are not evicted"
+    assert sorted(asked) == [*range(30)]
 
 
 def test_an_unknown_uid_has_no_name() -> None:
