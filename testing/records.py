@@ -20,7 +20,7 @@ from testing.programs import Program, python, running
 READ_AT = 10_000.0
 NO_SLOTS: Mapping[str, float] = MappingProxyType({})
 IMPORTS = """
-import ctypes, json, os, signal, sys, time
+import ctypes, json, os, platform, signal, sys, time
 from pathlib import Path
 from testing.records import publish
 from testing.users import become

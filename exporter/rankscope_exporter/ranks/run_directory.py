@@ -14,11 +14,11 @@ from typing import NamedTuple
 from rankscope.record.clock import NodeClock
 from rankscope.record.directory import ForeignLinkError, open_directory
 from rankscope.record.listing import Listing, RankFile
-from rankscope.record.process_stat import is_running
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import CLOCK_TOLERANCE, check_info, check_time
 from rankscope_exporter.ranks.files import each_once, fair_share
+from rankscope_exporter.ranks.lock_processes import LockProcesses, is_alive
 from rankscope_exporter.ranks.new_series import NewSeries
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
@@ -85,7 +85,7 @@ class RunDirectory:
         self._unreadable: set[tuple[int, int, int]] = set()  # stamps of unreadable files in the last scan
         self._checked: dict[Path, tuple[object, TextLimit]] = {}  # info whose labels are checked
         self._new_series = NewSeries(monotonic)
-        self._lock_pids: dict[Path, int] = {}  # processes that had the records locked
+        self._processes = LockProcesses()
         self._log = FileLog()
         self._lock = threading.Lock()  # scrapes come from several threads
 
@@ -175,7 +175,12 @@ class RunDirectory:
                 limit = TextLimit(snapshot)
                 self._checked[file.path] = snapshot.info, limit
             check_time(snapshot, self._clock())
-            snapshot = self._without_lock(snapshot, offset)
+            process = self._processes.find(file, snapshot)
+            alive = is_alive(snapshot, process)
+            pid = process.pid if alive else 0
+            if (alive, pid) != (snapshot.alive, snapshot.lock_pid):
+                unix_offset = offset if alive else snapshot.unix_offset
+                snapshot = replace(snapshot, alive=alive, lock_pid=pid, unix_offset=unix_offset)
         except FileNotFoundError:
             return None
         except UnreadableRecordError as error:
@@ -205,21 +210,6 @@ class RunDirectory:
             return recorded
         return max(recorded, min(now, snapshot.unix(snapshot.last_progress)))
 
-    def _without_lock(self, snapshot: RankSnapshot, offset: float) -> RankSnapshot:
-        """Return the snapshot, marked as alive if the process is alive and only the lock is lost.
-
-        A job loses the lock when it closes all descriptors, or opens and closes the record.
-        """
-        if snapshot.alive:
-            self._lock_pids[snapshot.path] = snapshot.lock_pid
-        if snapshot.alive or snapshot.exit_unix is not None:
-            return snapshot
-        pid = self._lock_pids.get(snapshot.path, 0)
-        is_alive = is_running(pid, snapshot.info.get("process_start"), snapshot.ahead.boottime)
-        if is_alive is None:
-            is_alive = snapshot.has_recent_progress
-        return replace(snapshot, alive=True, lock_pid=pid, unix_offset=offset) if is_alive else snapshot
-
     def _is_shown(self, rank: Rank) -> bool:
         return rank.exit_unix is None or self._clock() - rank.exit_unix < ENDED_RANK_SECONDS
 
@@ -238,7 +228,7 @@ class RunDirectory:
         self._living = {path: when for path, when in self._living.items() if path in present}
         self._ends = {path: end for path, end in self._ends.items() if path in present}
         self._checked = {path: info for path, info in self._checked.items() if path in present}
-        self._lock_pids = {path: pid for path, pid in self._lock_pids.items() if path in present}
+        self._processes.keep(present)
 
 
 def _are_duplicates(one: Rank, other: Rank) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,18 @@ def test_root_of_a_user_namespace_is_the_user_who_created_it(run_dir: Path) -> N
         (rank,) = RunDirectory([run_dir], clock).scan().ranks
     assert rank.key == ("inside", "0", str(MALLORY))
     assert rank.snapshot.lock_pid > 0
+
+
+@pytest.mark.parametrize(("before", "is_known"), [(UNSHARE, True), ("", False)])
+def test_a_process_is_known_if_the_records_owner_is_its_user_inside_or_outside_of_its_namespace(
+    run_dir: Path, before: str, *, is_known: bool
+) -> None:
+    """The owner is the user inside on an idmapped mount. Another user's record does not describe the process."""
+    with living(run_dir, MALLORY, "inside", before=before):
+        os.chown(run_dir / "inside.rank", 0, 0)
+        (rank,) = RunDirectory([run_dir], clock).scan().ranks
+    assert rank.snapshot.alive
+    assert bool(rank.snapshot.lock_pid) == is_known
 
 
 def test_an_exporter_in_a_user_namespace_sees_all_unmapped_users_as_one(run_dir: Path) -> None:

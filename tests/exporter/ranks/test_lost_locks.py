@@ -30,8 +30,6 @@ def drop():
 threading.Thread(target=drop, daemon=True).start()
 """
 SHARED = """
-import platform
-
 CLONE_FILES, CLONE = 0x400, {"x86_64": 56, "aarch64": 220}[platform.machine()]
 
 def share():

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rankscope.record.directory import open_untrusted
+from rankscope.record.process_stat import read_user_ids
 from rankscope.record.reader import lock_holder
 
 
@@ -84,9 +85,8 @@ def _locked_by(record: Path, owner: int) -> int | None:
 
 
 def _user_ids(pid: int) -> list[int]:
-    """Return the real, effective, saved and file system user ID: a lock survives the exec of a setuid program."""
+    """Return all of the process's user IDs: a lock survives the exec of a setuid program."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        return read_user_ids(pid)
     except OSError as error:
         raise NotTheRankError(f"its process {pid}: {error.strerror}") from error
-    return next(([int(one) for one in line.split()[1:]] for line in lines if line.startswith("Uid:")), [])

@@ -1,4 +1,4 @@
-"""The state of a process in /proc/PID/stat: whether it is alive, its parent, and its start time."""
+"""The state of a process in /proc: whether it is alive, its parent, its start time, and its users."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def read_process_stat(pid: int | str, procfs: Path = PROCFS) -> ProcessStat:
     # The name in parentheses may contain anything, even parentheses.
     fields = text.rpartition(b")")[2].split()
     return ProcessStat(fields[0].decode() not in DEAD, int(fields[1]), int(fields[19]))
+
+
+def read_user_ids(pid: int, procfs: Path = PROCFS) -> list[int]:
+    """Return a process's real, effective, saved and file system user ID. Raises OSError as above."""
+    lines = (procfs / str(pid) / "status").read_text(errors="replace").splitlines()
+    return next(([int(one) for one in line.split()[1:]] for line in lines if line.startswith("Uid:")), [])
 
 
 def is_running(pid: int, start: object, ahead: float = 0.0) -> bool | None:
