@@ -170,12 +170,11 @@ class Publication:
 
     def info(self) -> dict[str, Any]:
         """Return the record's current info, without entries that do not fit."""
-        parent = {"parent": self._parent["pid"]} if self._parent else {}
         process: dict[str, Any] = {"process_start": own_start(), "boot_id": boot_id()}
         if (clocks := own_clocks()) != MACHINE:
             process["clocks"] = clocks
         own = {"labels": self._labels} if self._labels else {}
-        info = {**self._identity, **own, "slurm": identity.slurm_job(), **parent, **process, **self._details()}
+        info = {**self._identity, **own, "slurm": identity.slurm_job(), **process, **self._details()}
         for name, empty in OMITTABLE.items():
             if len(encode_info(info)) <= layout.INFO_CAPACITY:
                 break

@@ -32,6 +32,8 @@ class Rank:
     """True if its owner is part of its identity."""
     weight: int = 1
     """The number of ordinary ranks that it counts as on a page."""
+    process_start: int = 0
+    """Start of its process in clock ticks since boot; 0 if unknown."""
     is_elsewhere: bool = False
     """True if the node does not have the GPU that it names, or only other users' processes use the GPU."""
 
@@ -48,15 +50,6 @@ class Rank:
         """
         info, (name, number, owner) = self.snapshot.info, self.key
         return (name, owner, number) if is_alone(info) and number != "0" else (name, owner)
-
-    @property
-    def has_parent(self) -> bool:
-        """Return whether another rank's process has started its process."""
-        return bool(self.snapshot.info.get("parent"))
-
-    def is_child_of(self, other: Rank) -> bool:
-        """Return whether the other rank's process has started its process."""
-        return self.has_parent and self.snapshot.info["parent"] == other.snapshot.info["pid"]
 
     @property
     def uuid(self) -> str:

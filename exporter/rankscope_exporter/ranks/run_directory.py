@@ -8,9 +8,13 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from rankscope.record import process_stat
 from rankscope.record.clock import NodeClock
 from rankscope.record.directory import ForeignLinkError, open_directory
 from rankscope.record.listing import Listing, RankFile
@@ -25,6 +29,7 @@ from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
 from rankscope_exporter.ranks.skipped_files import FileLog, Skipped
 
 ENDED_RANK_SECONDS = 600.0  # seconds: time for a scrape, an alert and an operator to read it
+GENERATIONS = 16  # from a rank to one that it has started, such as by a shell and torchrun
 FILES_LIMIT = 1024  # per scan; so many bad files take 0.1 s
 SERIES_LIMIT = 265  # of one rank with all phases, operations, groups and trackers that fit into a record
 
@@ -137,6 +142,7 @@ class RunDirectory:
     def _current_records(self, files: Iterable[RankFile], skipped: Skipped, with_steps: bool) -> dict[Key, Rank]:
         """Return the current record of each run, rank and owner."""
         found: dict[Key, Rank] = {}
+        ancestors = cache(lambda pid: frozenset(islice(process_stat.ancestors(pid), GENERATIONS)))
         for file in files:
             rank = self._read(file, skipped, with_steps)
             if rank and self._is_shown(rank):
@@ -144,24 +150,27 @@ class RunDirectory:
                 if other is None:
                     found[rank.key] = rank
                     continue
-                hidden, found[rank.key] = sorted((rank, other), key=self._precedence)
-                if _are_duplicates(rank, other):
+                child = _child(rank, other, ancestors)
+                hidden, found[rank.key] = sorted((rank, other), key=partial(self._precedence, child))
+                if _are_duplicates(rank, other, child):
                     skipped.add(_duplicate(hidden, found[rank.key]))
         return found
 
-    def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, bool, bool, float]:
-        """Return the precedence among records with the same key. A living record that was shown before stays.
+    def _precedence(self, child: Rank | None, rank: Rank) -> tuple[bool, bool, bool, bool, bool, float, float]:
+        """Return the precedence among two records with the same key. A living record that was shown before stays.
 
-        A living rank with steps precedes one without. With steps in both, a rank that the shown rank has started
-        replaces it. A restarted run replaces its ended rank at once. Owners differ only if they are not part of the
-        key; then a rank replaces another user's only after that has ended.
+        Only a rank that the shown rank's process has started, the `child`, replaces it: once it has steps, or if
+        neither has. If none was shown before, as after the exporter's start, the older process stays. A restarted run
+        replaces its ended rank at once. Owners differ only if they are not part of the key; then a rank replaces
+        another user's only after that has ended.
         """
         alive, before = rank.snapshot.alive, self._shown.get(rank.key)
         is_known = before is not None and before.snapshot.path == rank.snapshot.path
         is_same_owner = before is not None and before.owner == rank.owner
-        has_steps = alive and rank.snapshot["steps"] > 0
+        has_steps = child is not None and rank.snapshot["steps"] > 0
+        age = -rank.process_start if alive and rank.process_start else -inf
         started = rank.snapshot.unix_field("started_unix")
-        return alive, is_same_owner, has_steps, rank.has_parent, alive and is_known, started
+        return alive, is_same_owner, has_steps, rank is child, alive and is_known, age, started
 
     def _read(self, file: RankFile, skipped: Skipped, with_steps: bool) -> Rank | None:
         try:
@@ -191,7 +200,8 @@ class RunDirectory:
         if snapshot.alive:
             self._living[file.path] = self._monotonic()
             self._ends.pop(file.path, None)
-        return Rank(snapshot, exit_unix, file.owner, has_owner=self._policy.has_owner, weight=limit.weight(snapshot))
+        weight, has_owner = limit.weight(snapshot), self._policy.has_owner
+        return Rank(snapshot, exit_unix, file.owner, process_start=process.start, has_owner=has_owner, weight=weight)
 
     def _exit_unix(self, snapshot: RankSnapshot, offset: float) -> float:
         """Return the unix time of a rank's end, by the current setting of the node's clock."""
@@ -231,11 +241,17 @@ class RunDirectory:
         self._processes.keep(present)
 
 
-def _are_duplicates(one: Rank, other: Rank) -> bool:
+def _child(one: Rank, other: Rank, ancestors: Callable[[int], Collection[int]]) -> Rank | None:
+    """Return the rank whose process the other's process has started; None if there is none, or it is not visible."""
+    for child, parent in ((one, other), (other, one)):
+        if child.snapshot.lock_pid and parent.snapshot.lock_pid in ancestors(child.snapshot.lock_pid):
+            return child
+    return None
+
+
+def _are_duplicates(one: Rank, other: Rank, child: Rank | None) -> bool:
     """Return whether two records compete for a key. An ended rank of the same owner was only replaced."""
-    if one.owner != other.owner:
-        return True
-    return one.snapshot.alive and other.snapshot.alive and not (one.is_child_of(other) or other.is_child_of(one))
+    return one.owner != other.owner or (one.snapshot.alive and other.snapshot.alive and child is None)
 
 
 def _duplicate(hidden: Rank, shown: Rank) -> UnreadableRecordError:

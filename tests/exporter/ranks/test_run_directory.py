@@ -81,33 +81,6 @@ def test_the_living_one_of_two_records_of_a_rank_is_shown(run_dir: Path, living:
     assert rank.snapshot.info["pid"] == "5"
 
 
-@pytest.mark.parametrize(("parent", "skipped"), [("5", {}), ("4", {"duplicate": 1})])
-def test_a_rank_that_another_one_started_replaces_it(
-    run_dir: Path,
-    living: Callable[..., None],
-    caplog: pytest.LogCaptureFixture,
-    parent: str,
-    skipped: dict[str, int],
-) -> None:
-    living("r.0.5", pid="5")
-    directory = RunDirectory([run_dir])
-    directory.scan()
-    living("r.0.6", pid="6", parent=parent)
-    scan = directory.scan()
-    assert [rank.snapshot.info["pid"] for rank in scan.ranks] == ["6"]
-    assert scan.skipped == skipped
-    assert ("r.0.5.rank: pid 6 on  is shown as rank 0 of run r instead" in caplog.text) == bool(skipped)
-
-
-@pytest.mark.parametrize(("steps", "shown"), [(0.0, "5"), (1.0, "6")])
-def test_a_rank_without_steps_does_not_replace_one_with_steps(
-    run_dir: Path, living: Callable[..., None], steps: float, shown: str
-) -> None:
-    living("r.0.5", pid="5", slots={"steps": 100.0})
-    living("r.0.6", pid="6", parent="5", slots={"steps": steps})
-    assert [rank.snapshot.info["pid"] for rank in RunDirectory([run_dir]).scan().ranks] == [shown]
-
-
 @pytest.mark.parametrize(("size", "group", "skipped"), [("1", "2", 0), ("1", "0-2", 1), ("2", "2", 1)])
 def test_only_a_rank_that_trains_alone_may_have_a_number_beyond_its_world_size(
     run_dir: Path, size: str, group: str, skipped: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -70,16 +71,12 @@ def own_start() -> int:
         return 0
 
 
-def ancestors() -> Iterator[int]:
-    """Yield the parent of this process, its parent and so on, as far as they are visible."""
-    return islice(_ancestors(), ANCESTORS_LIMIT)
+def ancestors(pid: int | str = "self") -> Iterator[int]:
+    """Yield the parent of a process, its parent and so on, as far as they are visible."""
+    return islice(_ancestors(pid), ANCESTORS_LIMIT)
 
 
-def _ancestors() -> Iterator[int]:
-    pid = os.getppid()
-    while pid:
-        yield pid
-        try:
-            pid = read_process_stat(pid).parent
-        except OSError:
-            return
+def _ancestors(pid: int | str) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        while pid := read_process_stat(pid).parent:
+            yield pid
