@@ -42,7 +42,8 @@ A label has the same meaning everywhere:
 - `gpu`: the NVML index on this machine
 - `uuid`: the GPU's; followed by `#` and the index if the driver reports zeros, nothing, or the same for several GPUs
 - `gpu_instance`: the MIG instance; empty for a whole GPU, which Prometheus treats as absent
-- `run`, `rank`: the name of the run, and the global number of the rank
+- `run`, `rank`: the name of the run, and the global number of the rank. A second training of several ranks on the
+  node with the same name and owner, such as another torchrun of one Slurm batch script, is the run `NAME (2)`
 - `owner`: the uid of the files of the run's records. Two users' runs with one name are two runs. Empty with
   `--collector.ranks.owner=none`
 - `group`: the ranks that synchronize with each other, e.g. `0-3`

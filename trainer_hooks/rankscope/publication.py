@@ -183,14 +183,14 @@ class Publication:
 
 
 def _warn_of_claimant(directory: Path, descriptor: int, own: dict[str, Any]) -> None:
-    """Warn if a living process is already the same rank of the run: the exporter shows only one of them."""
+    """Warn if a living process is already the same rank of the run: the exporter shows one of them, or two runs."""
     prefix = f"{identity.file_prefix(own['run'])}{own['rank']}."
     for other in claimants(directory, descriptor, own, prefix):
         place = replace_unprintable(f"pid {other.get('pid')} on {other.get('node')}", ERROR_LIMIT)
         logger.warning(
-            "rankscope: another process is already rank %s of run %s: %s; only one of them is shown. "
-            "Set RANKSCOPE_RUN to another name for each job",
-            *(own["rank"], own["run"], place),
+            "rankscope: another process is already rank %s of run %s: %s; the exporter shows one of the "
+            "two jobs as run `%s (2)`, or hides one of the two ranks. Set RANKSCOPE_RUN to another name for each job",
+            *(own["rank"], own["run"], place, own["run"]),
         )
 
 

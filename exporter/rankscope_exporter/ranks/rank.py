@@ -34,13 +34,17 @@ class Rank:
     """The number of ordinary ranks that it counts as on a page."""
     process_start: int = 0
     """Start of its process in clock ticks since boot; 0 if unknown."""
+    training: int = 1
+    """Its number among the trainings that share the run's name."""
     is_elsewhere: bool = False
     """True if the node does not have the GPU that it names, or only other users' processes use the GPU."""
 
     @property
     def key(self) -> Key:
         """The labels of all its series: run, rank and owner."""
-        return self.snapshot.info["run"], self.snapshot.info["rank"], str(self.owner) if self.has_owner else ""
+        info = self.snapshot.info
+        name = info["run"] if self.training == 1 else f"{info['run']} ({self.training})"
+        return name, info["rank"], str(self.owner) if self.has_owner else ""
 
     @property
     def run(self) -> Run:

@@ -27,6 +27,7 @@ from rankscope_exporter.ranks.new_series import NewSeries
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
 from rankscope_exporter.ranks.skipped_files import FileLog, Skipped
+from rankscope_exporter.ranks.trainings import Trainings
 
 ENDED_RANK_SECONDS = 600.0  # seconds: time for a scrape, an alert and an operator to read it
 GENERATIONS = 16  # from a rank to one that it has started, such as by a shell and torchrun
@@ -91,6 +92,7 @@ class RunDirectory:
         self._checked: dict[Path, tuple[object, TextLimit]] = {}  # info whose labels are checked
         self._new_series = NewSeries(monotonic)
         self._processes = LockProcesses()
+        self._trainings = Trainings()
         self._log = FileLog()
         self._lock = threading.Lock()  # scrapes come from several threads
 
@@ -143,17 +145,16 @@ class RunDirectory:
         """Return the current record of each run, rank and owner."""
         found: dict[Key, Rank] = {}
         ancestors = cache(lambda pid: frozenset(islice(process_stat.ancestors(pid), GENERATIONS)))
-        for file in files:
-            rank = self._read(file, skipped, with_steps)
-            if rank and self._is_shown(rank):
-                other = found.get(rank.key)
-                if other is None:
-                    found[rank.key] = rank
-                    continue
-                child = _child(rank, other, ancestors)
-                hidden, found[rank.key] = sorted((rank, other), key=partial(self._precedence, child))
-                if _are_duplicates(rank, other, child):
-                    skipped.add(_duplicate(hidden, found[rank.key]))
+        read = (self._read(file, skipped, with_steps) for file in files)
+        for rank in self._trainings.number([rank for rank in read if rank and self._is_shown(rank)]):
+            other = found.get(rank.key)
+            if other is None:
+                found[rank.key] = rank
+                continue
+            child = _child(rank, other, ancestors)
+            hidden, found[rank.key] = sorted((rank, other), key=partial(self._precedence, child))
+            if _are_duplicates(rank, other, child):
+                skipped.add(_duplicate(hidden, found[rank.key]))
         return found
 
     def _precedence(self, child: Rank | None, rank: Rank) -> tuple[bool, bool, bool, bool, bool, float, float]:

@@ -141,7 +141,7 @@ class StepAlignment:
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"], rank.key
             record = self._records[identity] = known.get(identity) or _Record(rank)
             # Different pipeline stages do different work.
-            groups[rank.key[2], info["run"], info["group"], stage(rank.snapshot)].append((rank, record))
+            groups[rank.key[2], rank.key[0], info["group"], stage(rank.snapshot)].append((rank, record))
         for members in groups.values():
             clock = _clock([rank for rank, _ in members])
             for rank, record in members:
