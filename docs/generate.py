@@ -45,7 +45,7 @@ A label has the same meaning everywhere:
 - `run`, `rank`: the name of the run, and the global number of the rank. A second training of several ranks on the
   node with the same name and owner, such as another torchrun of one Slurm batch script, is the run `NAME (2)`
 - `owner`: the uid of the files of the run's records. Two users' runs with one name are two runs. Empty with
-  `--collector.ranks.owner=none`
+  `--collector.ranks.owner=none`. For [sidecars](install/kubernetes.md#sidecars), Prometheus has `NAMESPACE/uid`
 - `group`: the ranks that synchronize with each other, e.g. `0-3`
 - `node`: the host's name, or `RANKSCOPE_NODE`
 - `direction`: as the GPU sees it

@@ -17,6 +17,8 @@ def scrape_config(monitor: dict[str, Any], discovery: dict[str, Any]) -> dict[st
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     name = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
     selected = [_keep(f"{META}_label_{_label(key)}", value) for key, value in _selector(monitor).items()]
+    selected += _namespaces(monitor)
+    limits = {_snake(key): value for key, value in monitor["spec"].items() if key.endswith("Limit")}
     return {
         "job_name": f"podMonitor/{name}/0",
         "scrape_interval": endpoint["interval"],
@@ -30,14 +32,30 @@ def scrape_config(monitor: dict[str, Any], discovery: dict[str, Any]) -> dict[st
             {"source_labels": [f"{META}_name"], "target_label": "pod"},
             {"target_label": "job", "replacement": name},
             {"target_label": "endpoint", "replacement": endpoint["port"]},
-            *({_snake(key): value for key, value in one.items()} for one in endpoint["relabelings"]),
+            *_relabelings(endpoint["relabelings"]),
         ],
+        "metric_relabel_configs": _relabelings(endpoint.get("metricRelabelings", [])),
+        "honor_labels": endpoint["honorLabels"],
+        **limits,
         **discovery,
     }
 
 
 def _selector(monitor: dict[str, Any]) -> dict[str, str]:
     return dict(monitor["spec"]["selector"]["matchLabels"])
+
+
+def _namespaces(monitor: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rule for the monitor's namespaces; by default its own."""
+    selector = monitor["spec"].get("namespaceSelector", {})
+    names = selector.get("matchNames", [monitor["metadata"]["namespace"]])
+    if selector.get("any"):
+        return []
+    return [{"action": "keep", "source_labels": ["__meta_kubernetes_namespace"], "regex": "|".join(names)}]
+
+
+def _relabelings(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{_snake(key): value for key, value in rule.items()} for rule in rules]
 
 
 def _keep(label: str, value: str) -> dict[str, Any]:

@@ -17,12 +17,18 @@ from deploy.helm import generate
 from deploy.helm.generate import CHART, program, render
 from testing import servers
 from testing.exporter_process import exporter as running_exporter
+from testing.http_server import exposition, http_server
 from testing.pod_monitor import scrape_config
 from testing.stack import wait_for
 
 from rankscope import __version__
+from rankscope.record.labels import MOST_LABELS
+from rankscope.record.text import LABEL_LIMIT
 from rankscope_exporter import registry
 from rankscope_exporter.config import DEFAULT_PORT, Config, parse
+from rankscope_exporter.ranks.network_ports import PORTS_LIMIT
+from rankscope_exporter.ranks.share import LINE, ORDINARY_BYTES, OWNER_RANKS_LIMIT, RANKS_LIMIT
+from rankscope_exporter.registry import GPU_METRICS, RANK_METRICS
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent / "helm"
@@ -32,12 +38,17 @@ VALUES = {
     "default": (),
     "everything": (f"--values={HERE / 'everything.yaml'}",),
     "monitoring": ("--set=podMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true",),
+    "sidecars": ("--set=podMonitor.sidecars.namespaces={ml,research},networkPolicy.sidecars=true",),
+    "service monitor": ("--set=serviceMonitor.enabled=true,podMonitor.sidecars.anyNamespace=true",),
+    "no run directory": ("--set=runDirectory.path=,hostPID=false",),
+    "no root": ("--set=runDirectory.create=false,state.hostPath=/var/lib/rankscope,state.create=false",),
     "attribution": ("--set=podAttribution.enabled=true,state.hostPath=/var/lib/rankscope",),
     "tmpfs": ("--set=runDirectory.tmpfs.enabled=true",),
     "passwords": ("--set=webConfig.secretName=web",),
     "closed": ("--set=networkPolicy.enabled=false,nodeSelector=null,tolerations=null,resources=null",),
 }
-KUBERNETES = ("1.25", "1.30", "1.37")
+# All that the validator has: 1.29 is the first with native sidecars, 1.25 the first with Pod Security admission.
+KUBERNETES = ("1.25", *(f"1.{minor}" for minor in range(29, 38)))
 OPERATOR_API = "monitoring.coreos.com/v1"
 
 Manifest = dict[str, Any]
@@ -141,6 +152,26 @@ def test_it_is_uid_0_without_a_capability_only_to_ask_the_kubelet() -> None:
     assert "chown -R 0:0 " in pod(*attribution)["initContainers"][1]["command"][-1]
 
 
+def test_without_init_containers_no_container_is_root_and_the_directories_must_exist() -> None:
+    spec = pod(*VALUES["no root"])
+    assert "initContainers" not in spec
+    hosts = {volume["name"]: volume["hostPath"]["type"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert hosts == {"run": "Directory", "state": "Directory"}
+
+
+def test_without_a_run_directory_the_pod_mounts_nothing_of_the_node() -> None:
+    spec = pod(*VALUES["no run directory"])
+    assert "initContainers" not in spec
+    assert "hostPID" not in spec
+    assert not any("hostPath" in volume for volume in spec["volumes"])
+    assert settings(*VALUES["no run directory"]).run_dirs == (Path("/run/rankscope"),)
+
+
+def test_the_state_belongs_to_the_user_of_the_values() -> None:
+    values = "--set=state.hostPath=/var/lib/rankscope,securityContext.runAsUser=1001,securityContext.runAsGroup=1002"
+    assert "chown -R 1001:1002 " in pod(values)["initContainers"][1]["command"][-1]
+
+
 def test_only_the_mount_of_a_tmpfs_is_privileged() -> None:
     (init,) = pod()["initContainers"]
     assert init["securityContext"]["runAsUser"] == 0
@@ -201,8 +232,14 @@ def test_a_dashboard_is_ours_and_fits_into_an_annotation(name: str) -> None:
     assert len(json.dumps(found)) < 256 * 1024
 
 
+# What is scraped, by a real Prometheus and simulated pods.
+
+SIDECAR = {"label_rankscope": "sidecar"}
+DAEMONSET = {"label_app_kubernetes_io_name": "rankscope", "label_app_kubernetes_io_instance": "rankscope"}
+
+
 def configs_of_the_chart(targets: list[Manifest]) -> list[Manifest]:
-    values = (*VALUES["monitoring"], "--set=scrapeInterval=5s")
+    values = (*VALUES["monitoring"], *VALUES["sidecars"], "--set=scrapeInterval=5s")
     monitors = [one for one in objects(*values) if one["kind"] == "PodMonitor"]
     return [scrape_config(monitor, {"static_configs": targets}) for monitor in monitors]
 
@@ -210,26 +247,38 @@ def configs_of_the_chart(targets: list[Manifest]) -> list[Manifest]:
 def configs_of_the_page(targets: list[Manifest]) -> list[Manifest]:
     """Return the page's scrape configuration for Prometheus without the operator."""
     page = (ROOT / "docs/install/kubernetes.md").read_text()
-    (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (config,) = yaml.safe_load(block)["scrape_configs"]
-    assert config.pop("kubernetes_sd_configs") == [{"role": "pod"}]
-    return [config | {"static_configs": targets, "scrape_interval": "5s"}]
+    (block,) = re.findall(r"^```yaml\n(scrape_configs.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    configs = yaml.safe_load(block)["scrape_configs"]
+    for config in configs:
+        (discovery,) = config.pop("kubernetes_sd_configs")
+        keep = {"action": "keep", "source_labels": ["__meta_kubernetes_namespace"]}
+        keep["regex"] = "|".join(discovery["namespaces"]["names"])
+        config["relabel_configs"] = [keep, *config["relabel_configs"]]
+        config |= {"static_configs": targets, "scrape_interval": "5s", "scrape_timeout": "4s"}
+    return list(configs)
+
+
+def target(port: int, name: str, namespace: str, **labels: str) -> Manifest:
+    """Return the target of a pod with the labels of Kubernetes discovery."""
+    found = {"pod_name": name, "pod_node_name": "gpu-node-1", "pod_phase": "Running", "namespace": namespace}
+    own = {"pod_container_name": "exporter", "pod_container_port_name": "rankscope"}
+    meta = found | own | {f"pod_{key}": value for key, value in labels.items()}
+    return {
+        "targets": [f"127.0.0.1:{port}"],
+        "labels": {f"__meta_kubernetes_{key}": value for key, value in meta.items()},
+    }
 
 
 @pytest.mark.parametrize("configs", [configs_of_the_chart, configs_of_the_page])
-def test_targets_have_the_job_a_stable_name_and_no_pod_labels(
+def test_targets_have_the_job_a_stable_name_and_no_labels_of_the_pod_except_its_namespace(
     tmp_path: Path, free_port: int, configs: Callable[[list[Manifest]], list[Manifest]]
 ) -> None:
-    """Relabel simulated pods with a real Prometheus."""
-    pods = [
-        {"label_app_kubernetes_io_name": "rankscope", "label_app_kubernetes_io_instance": "rankscope"},
-        {"label_rankscope": "sidecar"},
-        {"label_rankscope": "sidecar", "phase": "Succeeded"},
-        {"label_rankscope": "node"},
-    ]
     targets = [
-        {"targets": [f"127.0.0.1:{free_port}"], "labels": {**meta_labels(f"pod-{number}"), **pod_labels(labels)}}
-        for number, labels in enumerate(pods)
+        target(free_port, "rankscope-x7", "rankscope", **DAEMONSET),
+        target(free_port, "train-0", "ml", **SIDECAR),
+        target(free_port, "train-1", "ml", **SIDECAR, phase="Succeeded"),
+        target(free_port, "train-2", "ml", label_rankscope="node"),
+        target(free_port, "train-3", "other", **SIDECAR),
     ]
     with running_exporter(free_port):
         prometheus = servers.prometheus(tmp_path, yaml.safe_dump({"scrape_configs": configs(targets)}))
@@ -241,18 +290,97 @@ def test_targets_have_the_job_a_stable_name_and_no_pod_labels(
             prometheus.stop()
     assert sorted(found, key=lambda one: one["instance"]) == [
         {"__name__": "up", "job": "rankscope", "instance": "gpu-node-1"},
-        {"__name__": "up", "job": "rankscope", "instance": "ml/pod-1"},
+        {"__name__": "up", "job": "rankscope-sidecars", "instance": "ml/train-0", "pod_namespace": "ml"},
     ]
 
 
-def meta_labels(name: str) -> dict[str, str]:
-    found = {"pod_name": name, "pod_node_name": "gpu-node-1", "pod_phase": "Running", "namespace": "ml"}
-    port = {"pod_container_name": "exporter", "pod_container_port_name": "rankscope"}
-    return {f"__meta_kubernetes_{key}": value for key, value in (found | port).items()}
+VICTIM = [
+    'rankscope_exporter_build_info{version="1"} 1',
+    'rankscope_run_judged_info{run="train",owner="1000",by="gpu-node-1"} 1',
+    'rankscope_gpu_up{gpu="0",uuid="GPU-1"} 1',
+]
+LIES = [
+    *VICTIM[:2],
+    'rankscope_finding_ratio{run="train",owner="1000",kind="hang",cause="outside_collective",rank="0",uuid="GPU-1"} 1',
+    'rankscope_finding_evidence{run="train",owner="1000",kind="hang",name="stalled",pod_namespace="rankscope"} 900',
+    'rankscope_gpu_up{gpu="0",uuid="GPU-1"} 0',
+    'run:rankscope_judged:info{run="train",owner="1000"} 1',
+    'node_filesystem_avail_bytes{instance="gpu-node-1"} 0',
+]
 
 
-def pod_labels(labels: dict[str, str]) -> dict[str, str]:
-    return {f"__meta_kubernetes_pod_{key}": value for key, value in labels.items()}
+@pytest.mark.parametrize("configs", [configs_of_the_chart, configs_of_the_page])
+def test_a_lying_pod_alerts_only_as_its_namespace_and_not_about_gpus(
+    tmp_path: Path, configs: Callable[[list[Manifest]], list[Manifest]]
+) -> None:
+    rules = [str(ROOT / "deploy/prometheus/rules/5s.yml")]
+    with http_server(exposition(VICTIM)) as honest, http_server(exposition(LIES)) as liar:
+        targets = [
+            target(honest, "rankscope-x7", "rankscope", **DAEMONSET),
+            target(liar, "liar-0", "ml", **SIDECAR),
+            target(liar, "liar-1", "other", **SIDECAR),
+        ]
+        configuration = {"rule_files": rules, "scrape_configs": configs(targets)}
+        prometheus = servers.prometheus(tmp_path, yaml.safe_dump(configuration))
+        prometheus.start()
+        try:
+            assert wait_for(lambda: prometheus.query('ALERTS{alertname="RankscopeRankStuck"}'), 60)
+            alerts = [one["metric"] for one in prometheus.query("ALERTS")]
+            lies = [
+                one["metric"]
+                for one in prometheus.query('{instance!="gpu-node-1",instance!="",__name__!~"up|scrape_.*"}')
+            ]
+            gpus = [one["metric"]["instance"] for one in prometheus.query('{__name__=~"rankscope_gpu.*|node_.*"}')]
+        finally:
+            prometheus.stop()
+    assert {(one["alertname"], one["run"], one["owner"]) for one in alerts} == {
+        ("RankscopeRankStuck", "train", "ml/1000")
+    }
+    from_liar = [one for one in lies if one["__name__"].startswith("rankscope_")]
+    assert {one["__name__"] for one in from_liar} == {
+        *("rankscope_exporter_build_info", "rankscope_run_judged_info"),
+        *("rankscope_finding_ratio", "rankscope_finding_evidence"),
+    }
+    assert {(one["instance"], one["pod_namespace"]) for one in from_liar} == {("ml/liar-0", "ml")}
+    assert not any("uuid" in one for one in from_liar)
+    assert gpus == ["gpu-node-1"]
+
+
+def test_a_service_monitor_scrapes_like_the_pod_monitor() -> None:
+    service = only("Service", *VALUES["service monitor"])
+    values = "--set=podMonitor.enabled=true"
+    (by_pod,) = (one for one in objects(values) if one["kind"] == "PodMonitor")
+    by_service = only("ServiceMonitor", *VALUES["service monitor"])
+    assert by_service["spec"].pop("endpoints") == by_pod["spec"].pop("podMetricsEndpoints")
+    assert by_service["spec"] == by_pod["spec"]
+    assert by_service["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert service["spec"]["selector"] == by_service["spec"]["selector"]["matchLabels"]
+    (port,) = service["spec"]["ports"]
+    assert (port["name"], port["targetPort"], port["port"]) == ("rankscope", "rankscope", DEFAULT_PORT)
+
+
+def limits(name: str) -> Manifest:
+    found = objects(*VALUES["monitoring"], *VALUES["sidecars"])
+    monitors = {one["metadata"]["name"]: one for one in found if one["kind"] == "PodMonitor"}
+    return {key: value for key, value in monitors[name]["spec"].items() if key.endswith("Limit")}
+
+
+def megabytes(size: str) -> int:
+    return int(size.removesuffix("MB")) * 2**20
+
+
+def test_an_exporter_cannot_show_more_than_its_scrape_may_have() -> None:
+    """The page of ranks is limited by share.py, in bytes. GPUs, ports and findings get generous estimates."""
+    node, pod = limits("rankscope"), limits("rankscope-sidecars")
+    others = 16 * 260 + PORTS_LIMIT * 10 + 2_000  # series of 16 GPUs (docs/metrics.md, and DCGM's), ports, exporter
+    for found, ranks, extra in ((node, RANKS_LIMIT, others), (pod, OWNER_RANKS_LIMIT, 2_000)):
+        findings = ranks * 20
+        assert found["sampleLimit"] >= ranks * ORDINARY_BYTES // LINE + findings + extra
+        assert megabytes(found["bodySizeLimit"]) >= ranks * ORDINARY_BYTES + (findings + extra) * 300
+        most = max(len(one.labels) for one in (*GPU_METRICS, *RANK_METRICS, *registry.EXPORTER_METRICS))
+        assert found["labelLimit"] >= most + MOST_LABELS + len(("__name__", "job", "instance", "pod_namespace", "le"))
+        assert found["labelNameLengthLimit"] >= 40 + len("exported_")
+        assert found["labelValueLengthLimit"] >= LABEL_LIMIT * len("\N{GRINNING FACE}".encode())
 
 
 def test_the_pages_values_for_the_operators_chart_contain_our_alertmanager_configuration(tmp_path: Path) -> None:
@@ -285,6 +413,15 @@ REFUSED = {
     "extraArgs[0]=collector.xid": "extraArgs",
     "podMonitor.endpoint.relabelings[0].action=drop": "relabelings",
     "networkPolicy.to[0]=x": "to",
+    "podMonitor.sidecars=true": "sidecars",
+    "podMonitor.sidecars.namespaces={*}": "namespaces",
+    "podMonitor.sidecars.namespaces={ml},podMonitor.sidecars.anyNamespace=true": "either namespaces or anyNamespace",
+    "podMonitor.endpoint.honorLabels=true": "honorLabels",
+    "podMonitor.enabled=true,serviceMonitor.enabled=true": "enable one",
+    "podMonitor.enabled=true,podMonitor.interval=30s,prometheusRule.enabled=true": "render your own rules",
+    "scrapeLimits.sampleLimit=many": "sampleLimit",
+    "image.digest=latest": "digest",
+    "service.type=ExternalName": "type",
 }
 
 
@@ -304,8 +441,27 @@ def test_objects_are_named_by_the_release(release: str, name: str) -> None:
     assert names == {name}
 
 
+def test_names_the_namespace_and_the_account_can_be_replaced() -> None:
+    every = (*VALUES["monitoring"], *VALUES["sidecars"], "--set=service.enabled=true")
+    found = objects(*every, "--set=fullnameOverride=gpus,namespaceOverride=watch,nameOverride=exporter")
+    assert {one["metadata"]["name"].partition("-")[0] for one in found} == {"gpus"}
+    assert {one["metadata"]["namespace"] for one in found} == {"watch", "ml", "research"}
+    assert {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in found} == {"exporter"}
+    assert only("ServiceAccount", "--set=serviceAccount.name=own")["metadata"]["name"] == "own"
+    assert pod("--set=serviceAccount.name=own")["serviceAccountName"] == "own"
+    assert pod("--set=serviceAccount.create=false")["serviceAccountName"] == "default"
+    assert not [one for one in objects("--set=serviceAccount.create=false") if one["kind"] == "ServiceAccount"]
+
+
+def test_a_digest_replaces_the_tag() -> None:
+    digest = f"sha256:{'0123456789abcdef' * 4}"
+    image = exporter(f"--set=image.tag=1.2.3,image.digest={digest}")["image"]
+    assert image == f"registry.example.com/rankscope-exporter@{digest}"
+
+
 def test_the_notes_name_the_selected_nodes_and_the_disabled_parts() -> None:
     command = [program("helm"), "install", "rankscope", str(CHART), IMAGE, "--dry-run=client"]
     notes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("NOTES:")[2]
     assert "nvidia.com/gpu.present=true" in notes
     assert re.findall(r"(\w+)\.enabled", notes) == ["podMonitor", "prometheusRule", "tmpfs"]
+    assert "podMonitor.sidecars.namespaces is empty" in notes

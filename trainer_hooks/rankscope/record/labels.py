@@ -11,7 +11,8 @@ NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,39}")  # as in Prometheus, whi
 OWN_NAMES = frozenset(
     (
         *("run", "rank", "owner", "user", "node", "pid", "local_rank", "world_size", "group", "backend"),
-        *("torch_version", "rankscope_version", "gpu", "uuid", "phase", "op", "cause", "job", "instance", "cluster"),
+        *("torch_version", "rankscope_version", "gpu", "uuid", "phase", "op", "cause"),
+        *("job", "instance", "cluster", "pod_namespace"),
     )
 )
 """Reserved names: labels of Rankscope, and those that Prometheus sets for a target."""

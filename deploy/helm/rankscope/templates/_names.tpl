@@ -1,10 +1,19 @@
 {{- define "rankscope.name" -}}
-{{- $name := ternary .Release.Name (printf "%s-rankscope" .Release.Name) (contains "rankscope" .Release.Name) -}}
-{{- $name | trunc 52 | trimSuffix "-" -}}
+{{- $chart := .Values.nameOverride | default .Chart.Name -}}
+{{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
+{{- .Values.fullnameOverride | default $name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "rankscope.namespace" -}}
+{{ .Values.namespaceOverride | default .Release.Namespace }}
+{{- end -}}
+
+{{- define "rankscope.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "rankscope.name" .) "default" .Values.serviceAccount.create) }}
 {{- end -}}
 
 {{- define "rankscope.selector" -}}
-app.kubernetes.io/name: rankscope
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
@@ -16,10 +25,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "rankscope.image" -}}
-{{ required "image.repository is required: build and push the image first" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- with .Values.image -}}
+{{ required "image.repository is required: build and push the image first" .repository }}
+{{- if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end -}}
 {{- end -}}
 
-{{/* 65534 as in the image; 0 to ask the kubelet. */}}
-{{- define "rankscope.uid" -}}
-{{ ternary 0 65534 .Values.podAttribution.enabled }}
+{{/* uid 0 only to ask the kubelet. */}}
+{{- define "rankscope.securityContext" -}}
+{{- $root := dict "runAsUser" 0 "runAsGroup" 0 "runAsNonRoot" false -}}
+{{ toYaml (ternary (mergeOverwrite (deepCopy .Values.securityContext) $root) .Values.securityContext .Values.podAttribution.enabled) }}
 {{- end -}}
