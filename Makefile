@@ -22,7 +22,7 @@ installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet succession nodes month month-local serving-pods soak siege packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm demo check say-check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet succession nodes month month-local serving-pods soak siege packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -30,9 +30,12 @@ help: ## list the targets
 demo: $(call installed,train) servers ## show two faults and their notifications, with a real training job (ONCE=1: exit by itself)
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
 
-check: $(call installed,check) ## run ruff, codespell, mypy, and the tests that need no torch, process, server or sleep (under a minute)
+check: say-check $(call installed,check) ## run ruff, codespell, mypy, and the tests that need no torch, process, server or sleep (under a minute)
 	@$(LINT)
 	@$(PYTESTS) -n 2 --dist loadfile --quiet -m unit
+
+say-check:
+	@echo 'rankscope: check runs ruff, codespell, mypy and the unit tests: about a minute$(if $(wildcard $(call installed,check)),,, after it has installed them and torch into .venv: some minutes and 1.2 GB)'
 
 ifdef PYTEST
 test: venv
@@ -177,8 +180,8 @@ servers: ## install Prometheus and Alertmanager with apt, unless they are on the
 kubernetes: venv servers helm ## install the chart on a real one-node Kubernetes and train in pods, as root (12 minutes; the first time 20)
 	@$(BIN)/python -m validation.kubernetes --save
 
-helm: venv ## install helm and kubectl into .venv, unless they are on the PATH
-	@deploy/setup.sh helm
+helm: ## install helm and kubectl into .venv without the other packages, unless they are on the PATH
+	@deploy/setup.sh helm $(PYTHON)
 
 clean: ## remove the virtual environment and caches
 	rm -rf .venv .release .trackers .mypy_cache .ruff_cache .pytest_cache dist

