@@ -1,4 +1,4 @@
-"""What `make` targets install, and what they say first."""
+"""The installations of `make` targets, and their first message."""
 
 from __future__ import annotations
 
