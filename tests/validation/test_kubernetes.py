@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
+from testing.exporter_process import eventually, metrics, status
 from testing.pod_monitor import scrape_config
+from validation.kubernetes import lies
 from validation.kubernetes.discovery import targets
 from validation.kubernetes.training import manifest
 
@@ -50,6 +54,24 @@ def test_a_port_is_a_target_with_its_pod_s_labels() -> None:
     }
 
 
+def test_a_lying_pod_is_a_target_like_a_sidecar_and_shows_a_finding_of_another_user_s_run(free_port: int) -> None:
+    page = lies.lies("train", "1000")
+    liar = lies.liar(lies.UNLISTED, page)
+    kubernetes_validate.validate(liar, "1.25", strict=True)
+    (group,) = targets({**liar, "spec": {**liar["spec"], "nodeName": "a"}, "status": pod("sidecar")["status"]})
+    assert group["labels"]["__meta_kubernetes_pod_label_rankscope"] == "sidecar"
+    assert group["labels"]["__meta_kubernetes_pod_container_port_name"] == "rankscope"
+    (container,) = liar["spec"]["containers"]
+    command = [sys.executable, *container["command"][1:-1], container["command"][-1].replace("10417", str(free_port))]
+    with subprocess.Popen(command, env={one["name"]: one["value"] for one in container["env"]}, stderr=-3) as server:
+        try:
+            eventually(lambda: status(f"http://127.0.0.1:{free_port}/metrics") == 200)
+            assert {*page.splitlines()} == {*metrics(f"http://127.0.0.1:{free_port}")}
+        finally:
+            server.kill()
+    assert 'rankscope_finding_ratio{run="train",owner="1000",kind="hang"' in page
+
+
 def test_a_pod_without_a_port_or_an_address_is_no_target() -> None:
     assert list(targets(pod("node"))) == []
     assert list(targets(pod("sidecar", podIP=""))) == []
@@ -62,6 +84,7 @@ def test_selectors_are_escaped_and_named_like_prometheus_labels() -> None:
             "selector": {"matchLabels": {"app.kubernetes.io/name": "a.b"}},
             "podMetricsEndpoints": [
                 {
+                    "honorLabels": False,
                     "port": "rankscope",
                     "interval": "5s",
                     "scrapeTimeout": "4s",

@@ -6,7 +6,8 @@ The cluster has one node without GPUs: API server, controller manager, scheduler
 Debian's source of Kubernetes 1.20.2 on the first run. The image is the checkout's, built from its Dockerfile on
 Debian's Python. The host runs Prometheus, which relabels the pods like the chart's PodMonitors, Alertmanager, and a
 webhook. Each Job is the one of `examples/kubernetes` with the test job of two ranks, which run as uid 1000; torch comes
-from the host's virtual environment.
+from the host's virtual environment. Two namespaces are listed for sidecars. In one of them and in a third, a pod
+pretends to be a sidecar and makes up a critical finding about the run on the node.
 
 Limits of this cluster: Kubernetes 1.20 has no native sidecars, so the exporter in the pod is an ordinary container and
 its Job does not complete by itself. There are no DNS, no Services, no enforced network policies and no Pod Security
@@ -36,12 +37,14 @@ from testing.stack import wait_for
 from testing.webhook import WebhookReceiver
 from validation.kubernetes.cluster import IMAGE_NAME, NODE, Cluster, Manifest, running
 from validation.kubernetes.discovery import Discovery
+from validation.kubernetes.lies import LISTED, UNLISTED, check_lies, is_made_up
 from validation.kubernetes.training import NAMESPACE, PodsJob
 
 DIRECTORY = report.ROOT / ".kubernetes"
 RELEASE, CHART_NAMESPACE = "rankscope", "rankscope"
 OPERATOR = ("podmonitors PodMonitor", "prometheusrules PrometheusRule")
 INSTALL = (
+    f"--set=podMonitor.sidecars.namespaces={{{NAMESPACE},{LISTED}}}",
     "--set=podMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true,scrapeInterval=5s",
     f"--set=image.repository={IMAGE_NAME.partition(':')[0]},image.tag={IMAGE_NAME.partition(':')[2]}",
 )
@@ -99,6 +102,8 @@ def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Outcom
             job.start()
             try:
                 checks += [*check_ranks(prometheus, pattern, job), check_discovery(prometheus, victoria, job)]
+                if pattern == "node":
+                    checks += [check_upgrade(cluster, prometheus, job), *check_lies(cluster, prometheus, webhook, job)]
                 outcomes.append(inject_fault(prometheus, webhook, job))
             finally:
                 job.terminate()
@@ -111,8 +116,8 @@ def install(cluster: Cluster) -> None:
     """Register the operator's kinds, and install the chart until it is ready."""
     cluster.apply(*(definition(*names.split()) for names in OPERATOR))
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    cluster.kubectl("create", "namespace", CHART_NAMESPACE)
-    cluster.kubectl("create", "namespace", NAMESPACE)
+    for name in (CHART_NAMESPACE, NAMESPACE, LISTED, UNLISTED):
+        cluster.kubectl("create", "namespace", name)
     release("install", cluster)
 
 
@@ -215,13 +220,14 @@ def check_ranks(prometheus: servers.Prometheus, pattern: str, job: PodsJob) -> l
         ),
         Check(
             f"{job.run}: its series come from the {pattern}",
-            {one["instance"] for one in ranks} == instances and all(set(one) <= LABELS_OF_UP for one in targets),
-            ", ".join(sorted({one["instance"] for one in ranks})),
+            {(one["instance"], one["owner"]) for one in ranks} == {(name, job.owner) for name in instances}
+            and all(set(one) <= LABELS_OF_UP for one in targets),
+            ", ".join(sorted({f"{one['instance']}, owner {one['owner']}" for one in ranks})),
         ),
     ]
 
 
-LABELS_OF_UP = {"__name__", "job", "instance"}
+LABELS_OF_UP = {"__name__", "job", "instance", "pod_namespace"}
 
 
 def check_discovery(prometheus: servers.Prometheus, victoria: servers.Prometheus, job: PodsJob) -> Check:
@@ -238,14 +244,34 @@ def check_discovery(prometheus: servers.Prometheus, victoria: servers.Prometheus
     )
 
 
+def check_upgrade(cluster: Cluster, prometheus: servers.Prometheus, job: PodsJob) -> Check:
+    """Upgrade the chart while ranks train, and return whether a new exporter with the same values shows them."""
+    (before,) = _ready(cluster)
+    chart = [RELEASE, str(CHART), f"--namespace={CHART_NAMESPACE}", "--reset-then-reuse-values"]
+    cluster.helm("upgrade", *chart, "--set-string=podAnnotations.upgraded=yes", "--wait", f"--timeout={READY_WITHIN}")
+    (after,) = _ready(cluster)
+    ranks = (
+        f'rankscope_rank_up{{run="{job.run}",instance="{NODE}"}} == 1 and timestamp(rankscope_rank_up) > {time.time()}'
+    )
+    wait_for(lambda: len(prometheus.query(ranks)) == job.ranks, SEEN_WITHIN)
+    seen = len(prometheus.query(ranks))
+    (old,), (new,) = before["spec"]["containers"], after["spec"]["containers"]
+    is_new = before["metadata"]["name"] != after["metadata"]["name"]
+    is_same = (old["image"], old["args"]) == (new["image"], new["args"])
+    found = f"{'new' if is_new else 'old'} pod, {'same' if is_same else 'other'} image and flags, {seen} ranks"
+    check = f"{job.run}: helm upgrade replaces the exporter, keeps its values, and shows the ranks that train"
+    return Check(check, is_new and is_same and seen == job.ranks, found)
+
+
 def inject_fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob) -> Outcome:
     """Train for a while, slow down rank 0, and wait for the notification."""
     time.sleep(QUIET_FOR)
-    false = [one.name for one in webhook.firing() if one.labels.get("run") == job.run]
+    own = {"run": job.run, "owner": job.owner}
+    false = [one.name for one in webhook.firing() if one.labels.items() >= own.items()]
     onset = job.change(ranks={0: EXTRA})
 
     def firing() -> list[Any]:
-        return [one for one in webhook.firing() if one.labels.get("run") == job.run and one.received >= onset]
+        return [one for one in webhook.firing() if one.labels.items() >= own.items() and one.received >= onset]
 
     wait_for(firing, NOTIFIED_WITHIN)
     for one in firing()[:1]:
@@ -269,7 +295,11 @@ def check_silence(webhook: WebhookReceiver, job: PodsJob) -> Check:
     before = len(webhook.notifications)
     time.sleep(QUIET_AFTER)
     found = sorted(
-        {f"{one.name} {one.labels.get('instance', '')}" for one in webhook.notifications[before:] if one.is_firing}
+        {
+            f"{one.name} {one.labels.get('instance', '')}"
+            for one in webhook.notifications[before:]
+            if one.is_firing and not is_made_up(one)
+        }
     )
     return Check(f"{job.run}: its end is not notified", not found, ", ".join(found) or "nothing")
 

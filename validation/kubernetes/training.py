@@ -34,6 +34,11 @@ class PodsJob(TrainingJob):
         self._control.write(from_step=0)
         self._cluster.apply(manifest(self._pattern, self.run, self._shared))
 
+    @property
+    def owner(self) -> str:
+        """The owner of its run in Prometheus."""
+        return f"{NAMESPACE}/{USER}" if self._pattern == "sidecar" else f"{USER}"
+
     def is_running(self) -> bool:
         """Return whether the Job exists and none of its pods has failed."""
         found = self._cluster.items("job", "-n", NAMESPACE)
@@ -84,7 +89,8 @@ def _train(trainer: Manifest, shared: Path) -> None:
     """Run the test job in the container. There is no DNS: torchrun uses a file, and pods are named by address."""
     del trainer["resources"]
     trainer["image"], trainer["workingDir"] = IMAGE_NAME, str(ROOT)
-    trainer["securityContext"] = {"runAsUser": USER, "allowPrivilegeEscalation": False}
+    own = trainer.get("securityContext", {"allowPrivilegeEscalation": False})
+    trainer["securityContext"] = {**own, "runAsUser": USER}
     meeting = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={shared / 'rendezvous'}"]
     torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *meeting, "--local-addr=$(ADDRESS)"]
     trainer["command"] = [sys.executable, *torchrun, "-m", "testing.job", str(shared), "gloo"]
