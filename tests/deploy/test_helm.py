@@ -416,6 +416,7 @@ REFUSED = {
     "podMonitor.sidecars=true": "sidecars",
     "podMonitor.sidecars.namespaces={*}": "namespaces",
     "podMonitor.sidecars.namespaces={ml},podMonitor.sidecars.anyNamespace=true": "either namespaces or anyNamespace",
+    "networkPolicy.sidecars=true": "networkPolicy.sidecars needs podMonitor.sidecars.namespaces",
     "podMonitor.endpoint.honorLabels=true": "honorLabels",
     "podMonitor.enabled=true,serviceMonitor.enabled=true": "enable one",
     "podMonitor.enabled=true,podMonitor.interval=30s,prometheusRule.enabled=true": "render your own rules",
