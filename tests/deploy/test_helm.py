@@ -346,6 +346,26 @@ def test_a_lying_pod_alerts_only_as_its_namespace_and_not_about_gpus(
     assert gpus == ["gpu-node-1"]
 
 
+@pytest.mark.parametrize("configs", [configs_of_the_chart, configs_of_the_page])
+def test_a_scrape_of_more_than_an_exporter_can_show_fails(
+    tmp_path: Path, configs: Callable[[list[Manifest]], list[Manifest]]
+) -> None:
+    most = limits("rankscope-sidecars")["sampleLimit"]
+    series = [f'rankscope_rank_up{{rank="{number}"}} 1' for number in range(most + 1)]
+    with http_server(exposition(series[1:])) as within, http_server(exposition(series)) as above:
+        targets = [target(within, "within", "ml", **SIDECAR), target(above, "above", "ml", **SIDECAR)]
+        prometheus = servers.prometheus(tmp_path, yaml.safe_dump({"scrape_configs": configs(targets)}))
+        prometheus.start()
+        try:
+            assert wait_for(lambda: len(prometheus.query("up")) == 2, 60)
+            up = {one["metric"]["instance"]: one["value"][1] for one in prometheus.query("up")}
+            stored = {one["metric"]["instance"] for one in prometheus.query("count by (instance) (rankscope_rank_up)")}
+        finally:
+            prometheus.stop()
+    assert up == {"ml/within": "1", "ml/above": "0"}
+    assert stored == {"ml/within"}
+
+
 def test_a_service_monitor_scrapes_like_the_pod_monitor() -> None:
     service = only("Service", *VALUES["service monitor"])
     values = "--set=podMonitor.enabled=true"
