@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.deploy.pod_security import BASELINE, PRIVILEGED, RESTRICTED, Manifest, baseline, level, restricted
+from tests.deploy.pod_security import (
+    BASELINE,
+    PRIVILEGED,
+    RESTRICTED,
+    Manifest,
+    baseline,
+    containers,
+    level,
+    restricted,
+)
 from tests.deploy.test_helm import only
 from tests.deploy.test_kubernetes_examples import EXAMPLES, JOBS, PAGE, pods
 
@@ -118,6 +127,30 @@ def test_the_page_names_the_level_of_each_mode() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_daemonset_has_the_documented_level(mode: str) -> None:
     assert level(only("DaemonSet", *MODES[mode])["spec"]["template"]) == documented()[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_container_of_the_chart_has_only_what_it_needs(mode: str) -> None:
+    template = only("DaemonSet", *MODES[mode])["spec"]["template"]
+    assert template["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in containers(template):
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"]
+        assert context.get("privileged", False) == ("tmpfs" in mode and container["name"] == "run-directory")
+        if not context.get("privileged"):
+            added = ["CHOWN", "DAC_OVERRIDE", "FOWNER"] if container["name"] == "state-directory" else None
+            assert (context["capabilities"]["drop"], context["capabilities"].get("add")) == (["ALL"], added)
+            assert not context["allowPrivilegeEscalation"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_init_containers_and_pod_attribution_use_uid_0(mode: str) -> None:
+    template = only("DaemonSet", *MODES[mode])["spec"]["template"]
+    roots = {one["name"] for one in containers(template) if one["securityContext"]["runAsUser"] == 0}
+    attribution = {"exporter"} if "podAttribution" in mode else set()
+    assert roots - {"run-directory", "state-directory"} == attribution
+    if "runDirectory.create=false" in mode:
+        assert roots == set()
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: f"{path.parent.name}/{path.name}")
