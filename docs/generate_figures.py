@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import yaml
+
 from rankscope.cli import py_spy, stacks
 from rankscope.cli.explaining import fetching
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -115,7 +117,16 @@ def security() -> Figures:
         longer = [number(page, f"{phase} - quiet", "ms a step") for phase in ("siege", "burn")]
         return [number(page, "quiet", "step (ms)"), *longer]
 
+    chart = yaml.safe_load((ROOT / "deploy/helm/rankscope/values.yaml").read_text(encoding="utf-8"))
+    node, sidecar = chart["scrapeLimits"], chart["podMonitor"]["sidecars"]["scrapeLimits"]
+    page, owner = (ranks * share.ORDINARY_BYTES // MIB for ranks in (share.RANKS_LIMIT, share.OWNER_RANKS_LIMIT))
     return {
+        "| bytes | {} MB | {} MB |": [int(one["bodySizeLimit"].removesuffix("MB")) for one in (node, sidecar)],
+        "the ranks' {} MiB, or {} MiB of one user": [page, owner],
+        "| series | {} | {} | {} bytes per series": [
+            *(f"{one['sampleLimit']:,}" for one in (node, sidecar)),
+            share.LINE,
+        ],
         "arrive within {} s": [int(limits.REQUEST_SECONDS)],
         "read within {} s": [int(limits.RESPONSE_SECONDS)],
         "closed after {} s": [limits.KEEP_ALIVE_SECONDS],
