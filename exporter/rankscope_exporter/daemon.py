@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -33,6 +34,7 @@ from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.rank_gpus import RankGpus
 from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.ranks.collectors.findings import Findings
+from rankscope_exporter.ranks.principals import SUBORDINATE_IDS
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.run_directory import RankPolicy, RunDirectory
 from rankscope_exporter.ranks.watcher import RankWatcher
@@ -78,7 +80,7 @@ def run(settings: Config) -> None:
     with (
         _listening(settings) as listeners,
         # On its own thread: a directory service that hangs delays no rank.
-        Worker("users", USER_LOOKUP_INTERVAL, users.resolve, "cannot look up user names"),
+        Worker("users", USER_LOOKUP_INTERVAL, partial(_resolve, users), "cannot look up user names"),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory, rank_gpus) as ranks,
         _gpu_collectors(settings, ranks, users, occupants) as enabled,
@@ -101,6 +103,11 @@ def run(settings: Config) -> None:
             _serve(server_configuration(app, web_config), listeners, scheme)
         finally:
             sampler.stop()
+
+
+def _resolve(users: UserNames) -> None:
+    SUBORDINATE_IDS.refresh()
+    users.resolve()
 
 
 def _web_config(settings: Config) -> WebConfigFile | None:
