@@ -253,17 +253,20 @@ class History:
         return spent / span * (1.0 - 1.0 / written) if written > 1.0 else 0.0
 
     def state(self, at: float) -> dict[str, Any]:
-        """Return the history as JSON values, with ages instead of times."""
+        """Return the history as JSON values, with ages instead of times, and six digits of rows."""
+        kinds = sorted({kind for row in self._rows for kind in (*row.to_useful, *row.per_step)})
         return {
-            "rows": [[at - row.at, dict(row.to_useful), dict(row.per_step)] for row in self._rows],
+            "kinds": kinds,
+            "rows": [[_short(at - row.at), *(_losses(kinds, losses) for losses in row[1:])] for row in self._rows],
             "pauses": [[at - one.ended, one.seconds, one.phase] for one in self._pauses],
-            "minutes": [[at - one.at, *one[1:]] for one in self._minutes],
+            "minutes": [[_short(at - one.at), *one[1:]] for one in self._minutes],
             "stepped": None if self._stepped_since is None else at - self._stepped_since,
         }
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
         """Restore what `state` returned. Raise one of UNREADABLE and change nothing if it is damaged."""
-        rows = [Row(at - finite(age), _numbers(useful), _numbers(step)) for age, useful, step in state["rows"]]
+        kinds = [*map(str, state["kinds"])]
+        rows = [Row(at - finite(age), *(_by_kind(kinds, losses) for losses in rest)) for age, *rest in state["rows"]]
         pauses = [Pause(at - finite(age), finite(long), str(phase)) for age, long, phase in state["pauses"]]
         minutes = [Minute(at - finite(age), *map(finite, rest)) for age, *rest in state["minutes"]]
         self._stepped_since = None if state["stepped"] is None else at - finite(state["stepped"])
@@ -280,8 +283,16 @@ def finite(saved: Any) -> float:
     return number
 
 
-def _numbers(saved: Mapping[str, Any]) -> Mapping[str, float]:
-    return {str(kind): finite(value) for kind, value in dict(saved).items()}
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _losses(kinds: Iterable[str], losses: Mapping[str, float]) -> list[float | None]:
+    return [_short(losses[kind]) if kind in losses else None for kind in kinds]
+
+
+def _by_kind(kinds: Iterable[str], saved: Iterable[Any]) -> Mapping[str, float]:
+    return {kind: finite(value) for kind, value in zip(kinds, saved, strict=True) if value is not None}
 
 
 def _quantile(values: list[float], quantile: float) -> float | None:

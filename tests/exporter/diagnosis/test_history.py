@@ -155,7 +155,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
-STATES = st.fixed_dictionaries({"rows": JSON, "pauses": JSON, "minutes": JSON, "stepped": JSON}) | JSON
+STATES = st.fixed_dictionaries({"kinds": JSON, "rows": JSON, "pauses": JSON, "minutes": JSON, "stepped": JSON}) | JSON
 
 
 @given(STATES)
@@ -168,10 +168,11 @@ def test_garbage_is_refused_with_an_expected_error_and_changes_nothing(garbage: 
         assert found.state(0.0) == before
 
 
-@pytest.mark.parametrize("value", [10**400, "many", None, [1.0]])
+@pytest.mark.parametrize("value", [10**400, "many", {}, [1.0]])
 @pytest.mark.parametrize("place", ["age", "loss"])
 def test_a_value_that_is_not_a_number_is_refused(value: object, place: str) -> None:
-    saved = history().state(0.0) | {"rows": [[value if place == "age" else 1.0, {"data": value}, {}]]}
+    rows = [[value if place == "age" else 1.0, [value], [None]]]
+    saved = history().state(0.0) | {"kinds": ["data"], "rows": rows}
     with pytest.raises(UNREADABLE):
         history().restore(saved, 0.0)
 
