@@ -52,7 +52,8 @@ The rules have their own thresholds in `deploy/prometheus/thresholds.yml`; chang
 
 `--state-dir DIR` saves each run's baselines, pauses and open findings once a minute and when the findings change. The
 directory must exist, or the exporter does not start. systemd and the image create `/var/lib/rankscope`; create any
-other one for the exporter's user, for example with `install -d -m 750 -o USER DIR`.
+other one for the exporter's user, for example with `install -d -m 750 -o USER DIR`. What is saved of
+a user is [limited](security.md#the-commands), and a large state is saved less often.
 
 Without the flag, a run has no baseline after a restart and is compared with the usual loss of healthy runs.
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from rankscope.cli import py_spy, stacks
 from rankscope.cli.explaining import fetching
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.hangs import flight_recorder
-from rankscope_exporter.ranks import journal, share
+from rankscope_exporter.ranks import owner_files, share
 from rankscope_exporter.web import limits
 
 ROOT = Path(__file__).parents[1]
@@ -153,7 +154,12 @@ def security() -> Figures:
         "at {} GiB of memory": [py_spy.MEMORY // GIB],
         "{} MiB per answer": [fetching.BODY_LIMIT // MIB],
         "no file larger than {} MiB": [flight_recorder.SIZE_LIMIT // MIB],
-        "at most {} KiB including": [2 * journal.FILE_LIMIT // KIB],
+        "at most {} MiB, of at most {} owners: {} MiB in all": [
+            owner_files.OWNER_LIMIT // MIB,
+            owner_files.OWNERS_LIMIT,
+            math.ceil(owner_files.DIRECTORY_LIMIT / MIB),
+        ],
+        "At most {} KiB per second": [2 * owner_files.BYTES_PER_SECOND // KIB],
     }
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import uvicorn
 from testing.exporter_process import EXPORTER, eventually, exporter, exporter_process, metrics, status
-from testing.records import rank_info
+from testing.records import publish, rank_info
 from tests.exporter.gpu.allocation.kubelet import Kubelet
 
 from rankscope.record.snapshot import RankSnapshot
@@ -330,7 +330,8 @@ def test_an_address_without_a_host_accepts_ipv4(run_dir: Path, free_port: int) -
 
 
 def test_findings_are_saved_when_the_exporter_stops(run_dir: Path, free_port: int, tmp_path: Path) -> None:
-    saved = tmp_path / "findings.json"
+    publish(run_dir)
+    saved = tmp_path / f"state-{os.geteuid()}.jsonl"
     flags = (f"--run-dir={run_dir}", "--simulate=1", f"--state-dir={tmp_path}")
     with exporter_process(free_port, *flags) as process:
         eventually(saved.exists)

@@ -37,36 +37,33 @@ class Judges:
         self._thresholds = thresholds or Thresholds()
         self.judges: dict[Run, RunJudge] = {}
         self._seen: dict[Run, float] = {}
-        self._saved: dict[Run, Mapping[str, Any]] = {}
-        self._downtime = 0.0
-        self._saved_at: float | None = None
-        """The time of the saved state; None before the first readings after it."""
+        self._saved: dict[Run, tuple[Mapping[str, Any], float]] = {}
+        """The saved state of runs that were not seen yet, and how old it was at the start."""
+        self._started: float | None = None
+        """The time of the first readings."""
 
     def state(self, at: float, *, is_last: bool = False) -> list[Any]:
         """Return the state that a restart of the exporter needs, as JSON values."""
         return [[*run, judge.state(at, is_last=is_last)] for run, judge in self.judges.items()]
 
-    def restore(self, state: Iterable[Any], downtime: float) -> None:
-        """Restore what `state` returned, `downtime` seconds later: for each run when it is seen again.
-
-        Raise TypeError or ValueError if the state is damaged.
-        """
-        self._downtime, self._saved_at = downtime, None
-        self._saved = {tuple(map(str, run)): saved for *run, saved in state}
+    def restore(self, run: Run, state: Mapping[str, Any], downtime: float) -> None:
+        """Restore what `state` returned of a run, `downtime` seconds later, when the run is seen again."""
+        self._saved[run] = state, downtime
 
     def _judge(self, run: Run) -> RunJudge:
         if run not in self.judges:
             self.judges[run] = judge = RunJudge(run, self._thresholds)
             saved = self._saved.pop(run, None)
-            if saved and self._saved_at is not None:
+            if saved and self._started is not None:
+                state, downtime = saved
                 with suppress(*UNREADABLE):  # without a readable state the run has no history
-                    judge.restore(saved, self._saved_at)
+                    judge.restore(state, self._started - downtime)
         return self.judges[run]
 
     def update(self, at: float, readings: Mapping[Run, Iterable[RankReading]], known_gpus: Iterable[str]) -> Judged:
         """Add the readings of one moment, by run. `known_gpus` are the UUIDs of the GPUs that are read."""
         gpus = frozenset(known_gpus)
-        self._saved_at = at - self._downtime if self._saved_at is None else self._saved_at
+        self._started = at if self._started is None else self._started
         by_rank = {run: {one.rank: one for one in of_newest_start(ranks)} for run, ranks in readings.items()}
         not_judged = {run: reason for run, ranks in by_rank.items() if (reason := reason_not_judged(ranks, gpus))}
         for run in _too_many(by_rank, not_judged):

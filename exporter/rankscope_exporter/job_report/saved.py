@@ -12,8 +12,7 @@ from rankscope_exporter.diagnosis.detectors.hang import KIND as HANG
 from rankscope_exporter.diagnosis.lost import by_cause
 from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, check_directory, merge_trainings
 from rankscope_exporter.job_report.records import last_known, phase_seconds
-from rankscope_exporter.ranks import journal
-from rankscope_exporter.ranks.state_file import NAME, StateFile
+from rankscope_exporter.ranks import journal, state_file
 
 OTHERWISE = ": give the exporter's --state-dir, as a user who may read it, or a Prometheus with --url"
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -22,15 +21,12 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 def jobs(directory: Path) -> list[Job]:
     """Return all known jobs, each once. Raise NoJobError."""
     check_directory(directory, OTHERWISE)
-    state = directory / NAME
     try:
         entries = [*journal.read(directory)]
-        if state.exists():
-            state.open("rb").close()
+        states = [*state_file.read(directory)]
     except OSError as error:
         raise NoJobError(f"{error.filename}: {error.strerror}{OTHERWISE}") from error
-    saved = StateFile(directory).load().get("accounts", ())
-    accounts = [*_select_entries(entries, journal.FINISHED), *(saved if isinstance(saved, list) else ())]
+    accounts = [*_select_entries(entries, journal.FINISHED), *(one["account"] for one in states if "account" in one)]
     found = [*_select_entries(entries, journal.FOUND)]
     known: dict[tuple[str, str, str, float], Job] = {}
     for account in accounts:

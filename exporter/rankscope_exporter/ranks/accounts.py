@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.ranks import journal
 from rankscope_exporter.ranks.account import Account, account_from_json
 from rankscope_exporter.ranks.look import Look
+from rankscope_exporter.ranks.owner_files import OwnerFiles
 from rankscope_exporter.ranks.process_usage import PROCFS, allowed_cpus
 from rankscope_exporter.ranks.rank import Rank
 
@@ -25,9 +26,9 @@ ENDED_LIMIT = 16
 class Accounts:
     """The accounts of all runs: of present runs in the exporter's state, of ended runs in the journal."""
 
-    def __init__(self, directory: Path | None, procfs: Path = PROCFS) -> None:
-        """Set the directory of the journal; None for no journal."""
-        self._journal = journal.Journal(directory) if directory else None
+    def __init__(self, files: OwnerFiles | None, procfs: Path = PROCFS) -> None:
+        """Set the files of the state directory; None for no journal."""
+        self._journal = journal.Journal(files) if files else None
         self._procfs = procfs
         self._accounts: dict[Run, Account] = {}
         self._saved: dict[Run, Account] = {}
@@ -90,12 +91,14 @@ class Accounts:
             self._journal.append(owner, entry)
 
     def state(self) -> list[Any]:
-        """Return the accounts as JSON values."""
-        return [asdict(account) for account in self._accounts.values()]
+        """Return each run and its account as JSON values, the oldest run first."""
+        accounts = sorted(self._accounts.values(), key=lambda account: account.began)
+        return [[*account.key, asdict(account)] for account in accounts]
 
-    def restore(self, state: Iterable[Any]) -> None:
-        """Restore what `state` returned. Raise one of history.UNREADABLE if it is damaged."""
-        self._saved = {account.key: account for account in map(account_from_json, state)}
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore one account that `state` returned. Raise one of history.UNREADABLE if it is damaged."""
+        account = account_from_json(state)
+        self._saved[account.key] = account
 
 
 def _recent(ended: list[dict[str, Any]], unix: float) -> list[dict[str, Any]]:

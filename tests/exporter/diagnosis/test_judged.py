@@ -118,14 +118,29 @@ def test_the_history_of_a_run_is_restored_when_the_run_is_seen_again() -> None:
     for at, ranks in Training().train(120):
         judges.update(at, {RUN: ranks.values()}, GPUS)
     restarted = Judges(EARLY)
-    restarted.restore(judges.state(120.0), 0.0)
+    ((*_, state),) = judges.state(120.0)
+    restarted.restore(RUN, state, 0.0)
     restarted.update(121.0, {RUN: readings(4)}, GPUS)
     assert restarted.judges[RUN].history.past(121.0).longest_pause is not None
 
 
+def test_each_runs_saved_state_has_its_own_age() -> None:
+    judges, others = Judges(EARLY), ("other", "1001")
+    for at, ranks in Training().train(120):
+        judges.update(at, {RUN: ranks.values()}, GPUS)
+    ((*_, state),) = judges.state(120.0)
+    restarted = Judges(EARLY)
+    restarted.restore(RUN, state, 10.0)
+    restarted.restore(others, state, 500.0)
+    restarted.update(121.0, {RUN: readings(4), others: readings(4)}, GPUS)
+    older, newer = ([row[0] for row in restarted.judges[run].history.state(121.0)["rows"]] for run in (others, RUN))
+    assert newer
+    assert [old - new for old, new in zip(older, newer, strict=True)] == pytest.approx([490.0] * len(newer))
+
+
 def test_garbage_in_the_saved_history_of_a_run_is_ignored() -> None:
     judges = Judges()
-    judges.restore([[*RUN, {"rows": [["old", 1, 2]]}]], 0.0)
+    judges.restore(RUN, {"rows": [["old", 1, 2]]}, 0.0)
     assert judges.update(60.0, {RUN: readings()}, GPUS).verdicts
 
 

@@ -176,7 +176,7 @@ def test_a_hang_that_lasts_is_the_same_in_both_reports(job: ScrapedJob, state_di
 
 def test_a_restarted_exporter_without_a_state_counts_no_time_twice(job: ScrapedJob, state_dir: Path, by_url) -> None:
     job.train(60, lagging("optimizer"))
-    (state_dir / "findings.json").unlink()
+    (state_dir / "state-0.jsonl").unlink()
     job.start_exporter()
     job.instance = "a:2"
     job.train(60)

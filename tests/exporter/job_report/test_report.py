@@ -20,6 +20,7 @@ from rankscope_exporter.job_report.job import Allocation, Gpu, Job, JobFinding, 
 from rankscope_exporter.job_report.page import Prices, group_lines, lines
 from rankscope_exporter.job_report.short import LIMIT, as_json
 from rankscope_exporter.ranks import journal
+from rankscope_exporter.ranks.owner_files import OwnerFiles
 
 SLURM = {"job_id": "4711", "job_name": "train large", "account": "physics", "partition": "gpu"}
 
@@ -213,7 +214,7 @@ def test_without_data_the_reason_is_printed(
     assert reason in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("hidden", ["", "findings.json", "journal-*"])
+@pytest.mark.parametrize("hidden", ["", "state-*", "journal-*"])
 @pytest.mark.usefixtures("ended")
 def test_a_state_that_the_user_may_not_read_is_one_error(
     state_dir: Path, hidden: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -309,7 +310,7 @@ def test_names_from_users_are_escaped_for_the_terminal(state_dir: Path, capsys: 
         "rank_count": 1,
         "cpu_gone": 0.0,
     }
-    journal.Journal(state_dir).append("1", {"entry": "run", **entry})
+    journal.Journal(OwnerFiles(state_dir)).append("1", {"entry": "run", **entry})
     text = printed(capsys, state_dir=state_dir)
     assert "\\x1b[2J" in text
     assert not set(text) & {"\x1b", "\x9b"}
@@ -319,7 +320,7 @@ def test_names_from_users_are_escaped_for_the_terminal(state_dir: Path, capsys: 
 @pytest.mark.usefixtures("ended")
 def test_a_damaged_entry_does_not_affect_other_jobs(state_dir: Path, damage: dict[str, Any]) -> None:
     (entry,) = [one for one in journal.read(state_dir) if one["entry"] == "run"]
-    journal.Journal(state_dir).append(entry["owner"], {**entry, "run": "damaged", **damage})
+    journal.Journal(OwnerFiles(state_dir)).append(entry["owner"], {**entry, "run": "damaged", **damage})
     assert [job.runs for job in saved.jobs(state_dir)] == [["r"]]
 
 

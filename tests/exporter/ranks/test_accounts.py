@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +24,9 @@ from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.job_report import saved
 from rankscope_exporter.job_report.job import Job
 from rankscope_exporter.job_report.page import _findings
-from rankscope_exporter.ranks import journal, look
+from rankscope_exporter.ranks import journal, look, state_file
 from rankscope_exporter.ranks.account import GONE_LIMIT, Account, RankUse, account_from_json
+from rankscope_exporter.ranks.owner_files import FILE_LIMIT
 
 BOOTED = 1e9
 """The unix time at which the job's clock was 0."""
@@ -50,6 +50,11 @@ def entries(directory: Path, kind: str) -> list[dict[str, Any]]:
 def account(directory: Path) -> dict[str, Any]:
     (found,) = entries(directory, "run")
     return found
+
+
+def running(directory: Path) -> dict[str, Any]:
+    (state,) = state_file.read(directory)
+    return dict(state["account"])
 
 
 def age(job: JudgedJob) -> float:
@@ -136,7 +141,7 @@ def test_a_gpu_whose_rank_has_ended_is_idle_while_others_are_alive(job: JudgedJo
 def test_a_restart_of_the_exporter_loses_no_time(job: JudgedJob, state_dir: Path) -> None:
     job.train(60, lagging("optimizer"))
     job.findings.close()
-    (before,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
+    before = running(state_dir)
     job.job.run(100, lagging("optimizer"))
     job.start_exporter()
     job.train(60, lagging("optimizer"))
@@ -152,7 +157,7 @@ def test_a_run_whose_records_are_gone_after_a_reboot_is_finished_unchanged(
 ) -> None:
     job.train(30)
     job.findings.close()
-    (before,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
+    before = running(state_dir)
     for record in run_dir.iterdir():
         record.unlink()
     job.start_exporter()
@@ -161,7 +166,7 @@ def test_a_run_whose_records_are_gone_after_a_reboot_is_finished_unchanged(
     assert found["causes"] == before["causes"]
     assert found["ended"] == before["at"]
     job.findings.close()
-    assert json.loads((state_dir / "findings.json").read_text())["accounts"] == []
+    assert not [*state_file.read(state_dir)]
 
 
 def test_the_entry_of_a_run_with_the_longest_names_is_far_below_the_limit(run_dir: Path, state_dir: Path) -> None:
@@ -174,7 +179,7 @@ def test_the_entry_of_a_run_with_the_longest_names_is_far_below_the_limit(run_di
     job.poll(job.now)
     job.poll(job.now, ended=range(32))
     assert len(account(state_dir)["causes"]) > len(names)
-    assert len(json.dumps(account(state_dir))) < journal.FILE_LIMIT / 16
+    assert len(json.dumps(account(state_dir))) < FILE_LIMIT / 16
 
 
 def test_an_ended_finding_is_in_the_journal_with_its_begin_and_end(job: JudgedJob, state_dir: Path) -> None:
@@ -196,7 +201,7 @@ def test_open_findings_are_in_the_state(job: JudgedJob, state_dir: Path) -> None
     job.train(60)
     job.train(60, lagging("optimizer"))
     job.findings.close()
-    (found,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
+    found = running(state_dir)
     assert [finding["kind"] for finding in found["findings"].values()] == ["straggler"]
     assert found["ended"] is None
 
@@ -233,7 +238,7 @@ def test_a_gpus_use_is_of_the_time_in_which_ranks_were_alive_on_it(run_dir: Path
 def test_a_damaged_account_is_refused(job: JudgedJob, state_dir: Path, damage: dict[str, Any]) -> None:
     job.train(10)
     job.findings.close()
-    (state,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
+    state = running(state_dir)
     assert account_from_json(state).run == "r"
     with pytest.raises((*UNREADABLE, AttributeError)):
         account_from_json({**state, **damage} if damage else {})
@@ -247,44 +252,6 @@ def test_a_run_that_keeps_using_new_rank_numbers_is_bounded_and_loses_no_cpu_tim
     assert len(account.ranks) == GONE_LIMIT + 2
     assert {"0", "999"} <= account.ranks.keys()
     assert account.cpu_gone + 3.0 * len(account.ranks) == 3_000.0
-
-
-def test_the_journal_is_bounded_for_each_owner_and_keeps_the_newest(state_dir: Path) -> None:
-    written = journal.Journal(state_dir)
-    written.append("1000", {"run": "kept"})
-    for number in range(3000):
-        written.append("1001", {"run": f"{number}", "text": "x" * 200})
-    runs = [entry["run"] for entry in journal.read(state_dir)]
-    assert runs.count("kept") == 1
-    assert runs[-1] == "2999"
-    assert sum(path.stat().st_size for path in state_dir.glob("journal-1001*")) <= 2 * journal.FILE_LIMIT
-    assert len(runs) > 1000
-
-
-def test_the_owners_of_a_journal_are_bounded(state_dir: Path) -> None:
-    written = journal.Journal(state_dir)
-    for owner in range(journal.OWNERS_LIMIT + 10):
-        written.append(str(owner), {"run": str(owner)})
-        time.sleep(0.001)
-    runs = {entry["run"] for entry in journal.read(state_dir)}
-    assert len(runs) == journal.OWNERS_LIMIT
-    assert "0" not in runs
-
-
-def test_a_journal_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    written = journal.Journal(tmp_path / "absent")
-    for _ in range(3):
-        written.append("1000", {})
-    assert len(caplog.records) == 1
-
-
-def test_a_partial_line_does_not_affect_other_entries(state_dir: Path) -> None:
-    written = journal.Journal(state_dir)
-    written.append("1000", {"run": "a"})
-    with (state_dir / "journal-1000.jsonl").open("a") as file:
-        file.write('{"run": "b", \n[1]\n')
-    written.append("1000", {"run": "c"})
-    assert [entry["run"] for entry in journal.read(state_dir)] == ["a", "c"]
 
 
 STUCK = 40

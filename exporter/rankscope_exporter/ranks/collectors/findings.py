@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -31,9 +32,10 @@ from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.look import Look, PollHistory
+from rankscope_exporter.ranks.owner_files import OwnerFiles
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.readings import reading
-from rankscope_exporter.ranks.state_file import StateFile
+from rankscope_exporter.ranks.state_file import StateFiles
 
 SAVE_INTERVAL, MIN_SAVE_INTERVAL = 60.0, 10.0
 """Seconds between two saved states, and the fewest seconds between them if the findings have changed."""
@@ -199,13 +201,15 @@ class Findings:
         self._gpus = gpus
         self._judges = Judges(settings.thresholds)
         self._lost: dict[Run, dict[str, float]] = {}
-        self._state_file = StateFile(settings.state_dir)
-        self._accounts = Accounts(settings.state_dir)
+        files = OwnerFiles(settings.state_dir) if settings.state_dir else None
+        self._state_files = StateFiles(files)
+        self._accounts = Accounts(files)
         self._lost_before: dict[Run, dict[str, float]] = {}
         """Restored counters of runs that have not been seen since the exporter's start."""
         self._found: set[tuple[Run, Key]] = set()
         self._saved_at = -math.inf
-        self._restore()
+        for state in self._state_files.load():
+            self._restore(state)
         self.judged = Judged((), {})
         """The result of the last poll."""
         self._history = PollHistory()
@@ -248,19 +252,20 @@ class Findings:
         self._saved_at = at
         lost = [[*run, seconds] for run, seconds in self._lost.items()] if is_last else []
         runs = self._judges.state(at, is_last=is_last)
-        self._state_file.save({"at": time.time(), "runs": runs, "lost": lost, "accounts": self._accounts.state()})
+        state = {"account": self._accounts.state(), "lost": lost, "judge": runs}
+        self._state_files.save(time.time(), state, is_last=is_last)
 
-    def _restore(self) -> None:
-        state = self._state_file.load()
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of one run."""
         try:
-            self._judges.restore(state.get("runs", ()), max(time.time() - float(state.get("at", 0.0)), 0.0))
-            self._lost_before = {
-                (str(name), str(owner)): {str(cause): float(seconds) for cause, seconds in lost.items()}
-                for name, owner, lost in state.get("lost", ())
-            }
-            self._accounts.restore(state.get("accounts", ()))
+            run, lost = tuple(map(str, state["run"])), state.get("lost", {})
+            if "judge" in state:
+                self._judges.restore(run, state["judge"], max(time.time() - float(state["at"]), 0.0))
+            self._lost_before[run] = {str(cause): float(seconds) for cause, seconds in lost.items()}
+            if "account" in state:
+                self._accounts.restore(state["account"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            logger.warning("ignoring the saved state error=%r", error)
+            logger.warning("ignoring the saved state of a run error=%r", error)
 
     def _readings(self, scan: Scan, gpus: Mapping[str, RankGpu]) -> Mapping[Run, list[RankReading]]:
         aligned, processes = self._alignment.alignments(), self._processes.processes()

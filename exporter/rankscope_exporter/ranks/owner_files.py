@@ -1,0 +1,117 @@
+"""The files in the state directory: which owners have some, and how often they may be written.
+
+An owner has OWNER_LIMIT bytes, and all owners together have DIRECTORY_LIMIT. A user may have many uids, so a new owner
+removes no files that were written in the last days: in a full directory, nothing is saved of new owners.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from rankscope_exporter.ranks.principals import principal_of
+
+FILE_LIMIT = 256 * 1024
+"""Bytes of a journal: about a hundred runs with their findings."""
+STATE_LIMIT = 512 * 1024
+"""Bytes of the state of an owner's present runs: ten runs with baselines of an hour."""
+OWNER_LIMIT = 2 * FILE_LIMIT + STATE_LIMIT
+"""Bytes of an owner: the journal, the previous one, and the state."""
+OWNERS_LIMIT = 128
+DIRECTORY_LIMIT = OWNERS_LIMIT * OWNER_LIMIT + STATE_LIMIT
+"""Bytes of all files: those of each owner, and a draft."""
+KEPT_SECONDS = 7 * 86_400.0
+"""Seconds after which a new owner may replace one whose files were not written."""
+BYTES_PER_SECOND = 4096
+"""What is written of an owner on average to the journal, and as much to the state."""
+NO_OWNER = "none"
+"""The owner of all runs with `--collector.ranks.owner=none`."""
+
+logger = logging.getLogger(__name__)
+
+
+class OwnerFiles:
+    """The owners with files in a directory. A limit that is reached is logged once per owner."""
+
+    def __init__(
+        self,
+        directory: Path,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.directory = directory
+        self._clock = clock
+        self._monotonic = monotonic
+        self._written: dict[str, float] = {}
+        """Unix times at which each owner's files were last written."""
+        self._next: dict[Path, float] = {}
+        """Times after which each file may be written again."""
+        self._logged: set[tuple[str, str]] = set()
+        for path in directory.glob("*-*.jsonl*"):
+            self._written[_owner(path)] = max(path.stat().st_mtime, self._written.get(_owner(path), -inf))
+
+    def path(self, kind: str, owner: str) -> Path:
+        """Return an owner's file. A range of subordinate uids has the files of its user."""
+        return self.directory / f"{kind}-{principal_of(owner) or NO_OWNER}.jsonl"
+
+    def is_due(self, path: Path) -> bool:
+        """Return whether the file may be written now, after what was written of it before."""
+        return self._next.get(path, -inf) <= self._monotonic()
+
+    def count(self, path: Path, size: int, burst: int = 0) -> None:
+        """Count bytes as written: after a burst, the file may be written again when the rate permits them."""
+        now = self._monotonic()
+        if len(self._next) > 4 * OWNERS_LIMIT:
+            self._next = {path: at for path, at in self._next.items() if at > now - FILE_LIMIT / BYTES_PER_SECOND}
+        self._next[path] = max(self._next.get(path, -inf), now - burst / BYTES_PER_SECOND) + size / BYTES_PER_SECOND
+
+    def remove_state(self, path: Path) -> None:
+        """Remove an owner's state. Without a journal, the owner leaves room for another one."""
+        path.unlink(missing_ok=True)
+        if not any(self.directory.glob(f"*-{_owner(path)}.*")):
+            self._written.pop(_owner(path), None)
+
+    def log_once(self, event: str, path: Path) -> None:
+        """Log an event of an owner's file, unless it was logged."""
+        if (event, path.name) not in self._logged:
+            logger.warning("%s file=%s", event, path)
+        self._logged.add((event, path.name))
+
+    def admits(self, path: Path) -> bool:
+        """Return whether there is room for the files of this file's owner."""
+        owner, now = _owner(path), self._clock()
+        while owner not in self._written and len(self._written) >= OWNERS_LIMIT:
+            oldest = min(self._written, key=self._written.__getitem__)
+            if now - self._written[oldest] < KEPT_SECONDS:
+                self.log_once("the state directory is full; saving nothing of new owners", self.directory)
+                return False
+            for path in self.directory.glob(f"*-{oldest}.*"):
+                path.unlink()
+            del self._written[oldest]
+        self._written[owner] = now
+        return True
+
+
+def _owner(path: Path) -> str:
+    return path.name.partition("-")[2].partition(".")[0]
+
+
+def read_lines(path: Path, limit: int) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in the first bytes of a file, one a line. Raise OSError.
+
+    Skip damaged lines: the exporter may have been killed while it wrote.
+    """
+    with path.open("rb") as file:
+        lines = file.read(limit).splitlines()
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value
