@@ -57,6 +57,8 @@ USUAL_GAP, LONGEST_GAP = 3.0, 10.0
 LEAST_SECONDS_PER_MARK = 0.01
 MARKED_WAITS = 4  # waits for the device with marks of their own, per step
 MIN_LEVEL_CHANGE = 0.7  # difference between the wanted and the current level before the level changes
+# The highest level until the device has passed a measured step: the host may issue a hundred steps in a burst.
+FIRST_LEVEL = 4
 MIN_SECONDS = 1e-6  # seconds between two steps, in case the clock stands still
 UNUSED_STEPS = 64  # steps between two checks whether the job uses the device
 
@@ -143,6 +145,8 @@ class DeviceClock:
         self.measured: MeasuredStep | None = None  # the current step, if measured
         self._next = self._level = 0  # the next step to measure, and the level of sampling
         self._last = (0, 0.0)  # number and end of the last measured step; first, of the step before
+        self._read_step: tuple[int, Mark] | None = None  # the last step that the device has passed: number, last mark
+        self._step_seconds: float | None = None  # the device's seconds a step since the one before
         self._count = self._waits = 0  # marks in the measured step, and those that begin a wait for the device
         self.streams = Streams()
         self._behind: float | None = None  # the device's lag behind the host at the last mark read, if known
@@ -226,9 +230,10 @@ class DeviceClock:
         self._last = number, now
         longest = min(max(USUAL_GAP, self._count * LEAST_SECONDS_PER_MARK), LONGEST_GAP)
         gap = min(self._count * SECONDS_PER_MARK, longest)
-        wanted = log2(max(1.0, gap * (number - before) / max(now - ended, MIN_SECONDS)))
+        pace = self._step_seconds or (now - ended) / (number - before)
+        wanted = log2(max(1.0, gap / max(pace, MIN_SECONDS)))
         if abs(wanted - self._level) > MIN_LEVEL_CHANGE:
-            self._level = min(round(wanted), MAX_LEVEL)
+            self._level = min(round(wanted), MAX_LEVEL if self._step_seconds else FIRST_LEVEL)
         self._next = next_sampled(number + 1, self._level)
 
     def _put(
@@ -284,6 +289,17 @@ class DeviceClock:
             step.behind.append((first.phase, min(idle, seconds), max(before, self._behind)))
         if second.step is not step:
             self._publish(step)
+            self._note_pace(step, second)
+
+    def _note_pace(self, step: MeasuredStep, end: Mark) -> None:
+        """Take the pace between two read steps by the device, since the host may have issued both in one burst."""
+        before, self._read_step = self._read_step, (step.number, end)
+        if before is None or before[1].stream.device != end.stream.device:
+            self._step_seconds = sum(step.seconds)
+        else:
+            self._step_seconds = before[1].event.elapsed_time(end.event) / 1000 / (step.number - before[0])
+        if before is not None:
+            self._free[before[1].stream.device].append(before[1].event)
 
     def _publish(self, step: MeasuredStep) -> None:
         writer = self._timeline.writer
@@ -306,7 +322,8 @@ class DeviceClock:
 
     def _pop(self) -> Mark:
         mark = self._marks.popleft()
-        self._free[mark.stream.device].append(mark.event)
+        if self._read_step is None or mark is not self._read_step[1]:
+            self._free[mark.stream.device].append(mark.event)
         return mark
 
     def _restart(self) -> None:
@@ -319,4 +336,5 @@ class DeviceClock:
         self._free.clear()
         self.streams.forget()
         self._last, self._behind = (0, 0.0), None
+        self._read_step = self._step_seconds = None
         self.measured = self._timeline.on_boundary = None

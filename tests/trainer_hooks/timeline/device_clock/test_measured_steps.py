@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from tests.trainer_hooks.timeline.device_clock.simulated_gpu import (
     Gpu,
@@ -98,6 +100,26 @@ def test_a_step_with_many_marks_is_measured_each_few_seconds(
         timeline.step()
     # Two marks per phase, in steps of one second: one step in 3 s, or in 10 s if there are 2000 marks.
     assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(1300 / every, abs=2)
+
+
+@pytest.mark.parametrize(("every", "seconds"), [(1, 0.065), (10, 0.065), (10, 0.2), (50, 0.2), (100, 0.03)])
+def test_a_host_that_reads_a_value_each_few_steps_is_measured_as_often(
+    timeline: Timeline, gpu: Gpu, every: int, seconds: float
+) -> None:
+    """The host issues the steps between two reads in milliseconds."""
+    started(timeline, gpu)
+    measured: set[float] = set()
+    for step in range(1, round(300 / seconds)):
+        for number in (layout.FORWARD, layout.BACKWARD):
+            phase(timeline, gpu, number, seconds / 2)
+        if step % every == 0:
+            gpu.synchronize()
+        timeline.step()
+        measured |= {entry[1] for entry in timeline.writer.device_ring}
+    gaps = [(after - before) * seconds for before, after in pairwise(sorted(measured)[8:])]
+    # Five marks per step: a step each 0.5 s, at a random place in a block of up to 0.7 s.
+    assert max(gaps) < 2 * 0.7
+    assert sum(gaps) / len(gaps) == pytest.approx(0.5, rel=0.42)
 
 
 @pytest.mark.usefixtures("clock")
