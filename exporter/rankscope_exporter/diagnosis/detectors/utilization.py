@@ -1,8 +1,8 @@
 """Runs that do not use their GPUs.
 
-- `low_utilization`: the run computes for at least `computing` of its time, but its GPUs are busy for at most `low_use`.
-  The cause is `memory_bound` if more than `memory_bound` of their memory is used, `batch_too_small` if at most
-  `memory_spare` is used.
+- `low_utilization`: the run computes for at least `computing` of its time, but its GPUs are busy for at most `low_use`,
+  on average and the median one (of two: the busier). One idle GPU has an alert of its own. The cause is `memory_bound`
+  if more than `memory_bound` of their memory is used, `batch_too_small` if at most `memory_spare` is used.
 - `cpu_fallback`: a rank has trained for `cpu_only` seconds while its GPU was idle, and less than `memory_held` of its
   memory is used. Its start-up does not count, nor a pause between steps: the GPU was idle in the whole window, which
   has steps.
@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import fmean
+from statistics import fmean, median_high
 
 from rankscope_exporter.diagnosis.detectors.loss import Window, place
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
@@ -27,7 +27,7 @@ def detect_low(window: Window, _past: Past) -> Iterator[Candidate]:
     run, thresholds = window.run, window.thresholds
     busy = [ratio for one in run.ranks if (ratio := one.rate(one.spent.gpu.busy)) is not None]
     is_computing = window.lost.get("none", 0.0) >= thresholds.computing and run.steps > 0
-    if not busy or fmean(busy) > thresholds.low_use or not is_computing:
+    if not busy or max(fmean(busy), median_high(busy)) > thresholds.low_use or not is_computing:
         return
     full = [one.now.gpu.memory_ratio for one in run.ranks if one.now.gpu and one.now.gpu.memory_ratio is not None]
     memory = fmean(full) if full else None

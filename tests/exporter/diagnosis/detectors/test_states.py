@@ -108,6 +108,12 @@ def test_gpus_that_are_idle_for_another_cause_or_unknown_have_no_low_utilization
     assert "low_utilization" not in found(adjust=lambda one: counting(one, gpu=GpuCounters()))
 
 
+def test_one_idle_gpu_of_two_is_no_low_utilization_of_the_run() -> None:
+    used, unused = using(0.9, 0.3), using(0.0, 0.3)
+    assert "low_utilization" not in found(adjust=lambda one: (used if one.rank else unused)(one))
+    assert "low_utilization" in found(adjust=lambda one: (using(0.4, 0.3) if one.rank else unused)(one))
+
+
 def test_low_utilization_is_found_after_a_quarter_of_an_hour() -> None:
     trial = Trial(Training(1))
     trial.training.adjust = using(0.3, 0.3)
