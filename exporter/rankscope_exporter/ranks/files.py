@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rankscope.record.layout import SIZE
 from rankscope.record.listing import RankFile, take_turns
+from rankscope_exporter.ranks.principals import principal
 
 OWNER_FILES_LIMIT = 256  # files of one owner per scan, which take 15 ms
 
@@ -38,8 +39,8 @@ def fair_share(
 
     # Owners come in random order, since a user with many accounts can choose all other properties of a file.
     order: dict[int, float] = defaultdict(random.random)
-    by_owner = sorted(files, key=lambda file: (order[file.owner], priority(file), -file.modified, file.name))
-    return sorted(take_turns(by_owner, owner_limit), key=priority)[:limit]
+    by_owner = sorted(files, key=lambda file: (order[principal(file.owner)], priority(file), -file.modified, file.name))
+    return sorted(take_turns(by_owner, owner_limit, principal=principal), key=priority)[:limit]
 
 
 def each_once(files: Iterable[RankFile], known: Collection[Path]) -> list[RankFile]:

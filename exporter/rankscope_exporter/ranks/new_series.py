@@ -15,6 +15,7 @@ from itertools import islice
 
 from rankscope.record.layout import OPS
 from rankscope_exporter.ranks.checks import LABELS
+from rankscope_exporter.ranks.principals import principal
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.share import BARE_SERIES, SERIES_OF_GROUP, SERIES_OF_OP, SERIES_OF_PHASE
 
@@ -38,7 +39,7 @@ class NewSeries:
         """Return whether the rank may be shown. If so, subtract its new series from its owner's remaining ones."""
         now, names = self._monotonic(), dict(_names(rank))
         added = sum(series for name, series in names.items() if name not in self._shown)
-        if added and not self._take(rank.owner, added, now):
+        if added and not self._take(principal(rank.owner), added, now):
             return False
         for name in names:
             self._shown.pop(name, None)

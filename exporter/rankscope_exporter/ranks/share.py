@@ -6,16 +6,19 @@ A page is counted in ordinary ranks. A rank with long names, or with many phases
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import partial
 from itertools import chain
 
 from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.listing import take_turns
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import LABELS
+from rankscope_exporter.ranks.principals import principal
 from rankscope_exporter.ranks.rank import Key, Rank
 
 RANKS_LIMIT = 256  # ordinary ranks on a page
 OWNER_RANKS_LIMIT = 128  # ranks of one owner
+STAYING_LIMIT = 16  # as many as a node has GPUs
 ORDINARY_BYTES = 32_768  # bytes of an ordinary rank: 100 series take 13,000, all possible series 21,000
 # Tests check these: series of a rank without operations, own phases, groups or trackers, and bytes of a series without
 # the names in it.
@@ -62,10 +65,15 @@ def _length(text: str) -> int:
 def fair_page(
     ranks: Iterable[Rank], shown: Collection[Key], limit: int = RANKS_LIMIT, owner_limit: int = OWNER_RANKS_LIMIT
 ) -> list[Rank]:
-    """Return the ranks that fit: one of each owner in turn, living ranks first, then ranks that were `shown`."""
+    """Return the ranks that fit: one of each owner in turn, living ranks first, then ranks that were `shown`.
+
+    The first living ranks of each owner that were shown stay, however many owners come.
+    """
     ordered = sorted(ranks, key=lambda rank: _order(rank, shown))
+    take = partial(take_turns, weight=lambda rank: rank.weight, principal=principal)
+    staying = take((rank for rank in ordered if rank.snapshot.alive and rank.key in shown), STAYING_LIMIT)
     page, room = [], limit
-    for rank in take_turns(ordered, owner_limit, weight=lambda rank: rank.weight):
+    for rank in {rank.key: rank for rank in (*staying, *take(ordered, owner_limit))}.values():
         if rank.weight <= room:
             room -= rank.weight
             page.append(rank)

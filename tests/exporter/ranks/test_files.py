@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.record import directory
 from rankscope.record.listing import Listing, RankFile
+from rankscope_exporter.ranks import files
 from rankscope_exporter.ranks.files import fair_share
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
@@ -54,3 +55,11 @@ def test_a_link_of_another_user_to_a_directory_is_not_followed(tmp_path: Path, m
 
 def test_a_missing_directory_has_no_ranks(tmp_path: Path) -> None:
     assert RunDirectory([tmp_path / "missing"]).scan() == Scan((), {})
+
+
+def test_the_owners_of_one_principal_have_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "principal", lambda uid: 1001 if uid >= 100_000 else uid)
+    flood = [file(f"{uid}.rank", uid, 1e18) for uid in range(100_000, 101_000)]
+    few = [file("a.rank", 2), file("b.rank", 2)]
+    chosen = Counter(chosen.owner >= 100_000 for chosen in fair_share([*flood, *few], 8, owner_limit=5))
+    assert chosen == {True: 5, False: 2}

@@ -154,3 +154,10 @@ def test_ranks_with_too_many_names_are_counted_but_not_logged(
     assert scan.skipped == {"too_many_names": 3}
     assert [rank.key for rank in directory.scan().ranks] == [rank.key for rank in scan.ranks]
     assert not caplog.records
+
+
+def test_the_owners_of_one_principal_add_series_together(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new_series, "principal", lambda uid: 1001 if uid >= 100_000 else uid)
+    many = [rank(100_000 + number, run=f"run-{number}") for number in range(2 * RANKS_PER_HOUR)]
+    assert node.show(*many) <= BURST // SERIES_OF_RANK
+    assert node.show(rank(1, run="other")) == 1

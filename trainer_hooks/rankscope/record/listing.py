@@ -138,17 +138,22 @@ OwnedT = TypeVar("OwnedT", bound=_Owned)
 
 
 def take_turns(
-    items: Iterable[OwnedT], owner_limit: float = float("inf"), weight: Callable[[OwnedT], int] = lambda _: 1
+    items: Iterable[OwnedT],
+    owner_limit: float = float("inf"),
+    weight: Callable[[OwnedT], int] = lambda _: 1,
+    principal: Callable[[int], int] = int,
 ) -> list[OwnedT]:
     """Return the first item of each owner, then the second of each, and so on, so that no owner hides the others.
 
-    An item of `weight` n takes n of its owner's turns; items beyond `owner_limit` are omitted.
+    An item of `weight` n takes n of its owner's turns; items beyond `owner_limit` are omitted. Owners with the same
+    `principal` count as one.
     """
     spent: Counter[int] = Counter()
     in_turn = []
     for item in items:
-        spent[item.owner] += weight(item)
-        if spent[item.owner] <= owner_limit:
-            in_turn.append((spent[item.owner], item))
+        owner = principal(item.owner)
+        spent[owner] += weight(item)
+        if spent[owner] <= owner_limit:
+            in_turn.append((spent[owner], item))
     in_turn.sort(key=lambda pair: pair[0])  # stable
     return [item for _, item in in_turn]

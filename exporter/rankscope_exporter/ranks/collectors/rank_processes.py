@@ -17,6 +17,7 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.exposition.sample_cache import SampleCache, families
 from rankscope_exporter.ranks.metric import rank_metrics
+from rankscope_exporter.ranks.principals import principal
 from rankscope_exporter.ranks.process_usage import CGROUPS, PROCFS, Usage, is_frozen, read_usage
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 
@@ -161,16 +162,16 @@ class RankProcesses:
 
     def _usages(self, ranks: Sequence[Rank]) -> dict[int, Usage | None]:
         """Read each process once, even if it holds several records. Each owner has the same share of children."""
-        owners = {rank.owner for rank in ranks}
+        owners = {principal(rank.owner) for rank in ranks}
         share = min(OWNER_CHILDREN_LIMIT, CHILDREN_LIMIT // max(1, len(owners)))
         left = dict.fromkeys(owners, share)
         usages: dict[int, Usage | None] = {}
         for rank in ranks:
-            pid = rank.snapshot.lock_pid
+            pid, owner = rank.snapshot.lock_pid, principal(rank.owner)
             if pid not in usages:
                 generations = 1 if rank.snapshot["steps"] else STARTUP_GENERATIONS
-                usages[pid] = usage = self._usage(pid, left[rank.owner], generations)
-                left[rank.owner] -= usage.descendants if usage else 0
+                usages[pid] = usage = self._usage(pid, left[owner], generations)
+                left[owner] -= usage.descendants if usage else 0
         return usages
 
     def _usage(self, pid: int, children_limit: int, generations: int) -> Usage | None:
