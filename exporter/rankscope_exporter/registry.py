@@ -38,7 +38,7 @@ from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.ranks.collectors import ranks
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
-from rankscope_exporter.ranks.collectors.findings import Findings
+from rankscope_exporter.ranks.collectors.findings import LIMIT_METRICS, Findings
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.collectors.ranks import Ranks
@@ -78,7 +78,12 @@ GPU_METRICS: tuple[Declaration, ...] = (
     *XidCollector.metrics,
 )
 RANK_METRICS: tuple[Declaration, ...] = tuple(m for collector in RANK_COLLECTORS for m in collector.metrics)
-EXPORTER_METRICS: tuple[Declaration, ...] = (*ExporterCollector.metrics, *scrape.METRICS, *ranks.SCAN_METRICS)
+EXPORTER_METRICS: tuple[Declaration, ...] = (
+    *ExporterCollector.metrics,
+    *scrape.METRICS,
+    *ranks.SCAN_METRICS,
+    *LIMIT_METRICS,
+)
 
 
 def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:

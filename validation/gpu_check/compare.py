@@ -111,7 +111,10 @@ INVARIANT: Mapping[str, Sequence[str]] = {
         *("gpu_info", "gpu_modes_info", "gpu_recovery_action_info", "gpu_fabric_info"),
         *("exporter_nvml_up", "exporter_collector_success"),
     ),
-    "is 0": ("exporter_gpus_released", "exporter_rank_files_skipped", "exporter_rank_gpus_contradicted"),
+    "is 0": (
+        *("exporter_gpus_released", "exporter_rank_files_skipped", "exporter_rank_gpus_contradicted"),
+        "exporter_runs_not_judged",
+    ),
     "is constant": (
         *("gpu_mig_instances", "gpu_mig_memory_total_bytes", "gpu_mig_memory_used_bytes"),
         *("gpu_encoder_busy_seconds_total", "gpu_decoder_busy_seconds_total"),

@@ -33,6 +33,7 @@ BASELINE_AFTER = 1 / 6
 LOWER, HIGH = 0.25, 0.9
 """The quantiles of a baseline. A loss that varies exceeds the lower one most of the time, and the high one rarely."""
 PAUSES_KEPT = 64
+ROW_BYTES, MINUTE_BYTES = 1200, 250
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
 """The exceptions that reading a damaged state raises."""
 
@@ -98,6 +99,10 @@ class History:
         self._stepped_since: float | None = None
         self._pace_before: float | None = None
         """The longest pause before the first reading, if the run had then stepped for long enough."""
+
+    def kept_bytes(self) -> int:
+        """Return about how much memory it takes."""
+        return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes)
 
     @property
     def has_baseline(self) -> bool:

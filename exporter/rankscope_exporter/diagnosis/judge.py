@@ -19,7 +19,14 @@ from rankscope_exporter.diagnosis.history import History, finite
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json, findings_to_json
 from rankscope_exporter.diagnosis.priority import explanation
-from rankscope_exporter.diagnosis.readings import RankReading, Run, are_stopped, reading_from_json, reading_to_json
+from rankscope_exporter.diagnosis.readings import (
+    RankReading,
+    Run,
+    are_stopped,
+    reading_bytes,
+    reading_from_json,
+    reading_to_json,
+)
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 Readings = Mapping[int, RankReading]
@@ -36,7 +43,9 @@ STALLED_STEPS = 2.0
 """Steps for which no rank makes progress, after which a possible hang hides what was found in the steps before it."""
 RECENT_READINGS = 24
 """The number of newest readings that are all kept; older ones are thinned out, so that gaps grow with age."""
-READINGS_LIMIT = 48
+READINGS_LIMIT, MIN_READINGS = 48, 8
+RUN_BYTES = 20_000
+"""The memory of a run without its history and readings."""
 NEED_STEPS = (utilization.LOW, utilization.CPU, checkpoint.OVERDUE)
 """The states that only a window with steps shows. All others are seen at the first reading."""
 JUST_BEGUN_SECONDS = 10.0
@@ -84,9 +93,22 @@ class RunJudge:
         """The time of a restored state until the first readings after it."""
         self._explained: dict[Key, float] = {}
         """By the key of an open finding: the last time that another finding explained it."""
+        self._readings_limit = READINGS_LIMIT
+        self._moment_bytes = 0
+        """The memory of the readings of one moment."""
+
+    def kept_bytes(self, *, is_growing: bool) -> int:
+        """Return about how much memory the run takes; if it is growing, with all the readings that it will keep."""
+        kept = READINGS_LIMIT if is_growing else len(self._readings)
+        return RUN_BYTES + self.history.kept_bytes() + kept * self._moment_bytes
+
+    def limit_readings(self, ratio: float) -> None:
+        """Keep only this ratio of the readings that are otherwise kept."""
+        self._readings_limit = max(MIN_READINGS, int(ratio * READINGS_LIMIT))
 
     def update(self, at: float, readings: Readings) -> Verdict:
         """Add the readings of one moment and return the verdict."""
+        self._moment_bytes = sum(map(reading_bytes, readings.values()))
         self._reset_if_ranks_changed(readings)
         living = [one for one in readings.values() if one.ended is None]
         self.history.observe(at, living)
@@ -208,9 +230,9 @@ class RunJudge:
 
     def _remember(self, at: float, readings: Readings) -> None:
         self._readings.append((at, readings))
-        if len(self._readings) > READINGS_LIMIT:
+        while len(self._readings) > self._readings_limit:
             # Drop the older reading that is closest to its neighbors, relative to its age.
-            older = range(1, len(self._readings) - RECENT_READINGS)
+            older = range(1, len(self._readings) - min(RECENT_READINGS, self._readings_limit // 2))
             moments = [moment for moment, _ in self._readings]
             densest = min(older, key=lambda i: (moments[i + 1] - moments[i - 1]) / (at - moments[i] + 1.0))
             del self._readings[densest]

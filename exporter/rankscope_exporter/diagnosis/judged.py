@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.history import UNREADABLE
-from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
+from rankscope_exporter.diagnosis.judge import Readings, RunJudge, Verdict
+from rankscope_exporter.diagnosis.limits import CpuTime, fair_shares
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 RUNS_LIMIT, RANKS_LIMIT = 16, 64
 """The most runs, and ranks of them, that are diagnosed per owner. A node has one or two runs and at most 16 GPUs."""
+RUNS_OF_ALL_OWNERS = 64
 REMEMBERED_LIMIT = 2 * RUNS_LIMIT
 """The most runs that are remembered per owner: an owner can start a run with a new name each second."""
+REMEMBERED_BYTES = 24 * 2**20
+"""The most memory of all runs, by `RunJudge.kept_bytes`. A run of 16 ranks takes a tenth of it."""
 FORGET_AFTER = 900.0
 """Seconds after which a run that is not seen is forgotten. Ended ranks are shown for ten minutes."""
+LIMITS = ("too_many_runs", "too_much_cpu_time")
+"""Reasons why a run is not diagnosed that are limits of its owner."""
 
 
 class Judged(NamedTuple):
@@ -26,15 +32,25 @@ class Judged(NamedTuple):
 
     verdicts: tuple[Verdict, ...]
     not_judged: Mapping[Run, str]
-    """`ranks_elsewhere`, `world_sizes_differ`, `world_size_unknown`, `gpus_unknown`, `too_many_runs`, or
-    `impossible_values`."""
+    """`ranks_elsewhere`, `world_sizes_differ`, `world_size_unknown`, `gpus_unknown`, `impossible_values`,
+    or one of LIMITS."""
 
 
 class Judges:
     """Diagnoses all runs, with a RunJudge for each. Not thread-safe."""
 
-    def __init__(self, thresholds: Thresholds | None = None) -> None:
+    def __init__(
+        self,
+        thresholds: Thresholds | None = None,
+        principal: Callable[[str], str] = str,
+        cpu_clock: Callable[[], float] = float,
+    ) -> None:
+        """Set the function that returns the user an owner counts as, and the clock of the thread's CPU time."""
         self._thresholds = thresholds or Thresholds()
+        self._principal = principal
+        self._cpu_time = CpuTime(cpu_clock)
+        self._owners: list[str] = []
+        """The principals of the remembered and present runs, in the order in which they came."""
         self.judges: dict[Run, RunJudge] = {}
         self._seen: dict[Run, float] = {}
         self._saved: dict[Run, tuple[Mapping[str, Any], float]] = {}
@@ -66,26 +82,61 @@ class Judges:
         self._started = at if self._started is None else self._started
         by_rank = {run: {one.rank: one for one in of_newest_start(ranks)} for run, ranks in readings.items()}
         not_judged = {run: reason for run, ranks in by_rank.items() if (reason := reason_not_judged(ranks, gpus))}
-        for run in _too_many(by_rank, not_judged):
-            not_judged[run] = "too_many_runs"
+        not_judged |= self._beyond_limits(at, by_rank, [run for run in by_rank if run not in not_judged])
         verdicts = []
         for run, ranks in by_rank.items():
             if run not in not_judged:
                 self._seen[run] = at
                 try:
-                    verdicts.append(self._judge(run).update(at, ranks))
+                    with self._cpu_time.measured(run, len(ranks)):
+                        verdicts.append(self._judge(run).update(at, ranks))
                 except (ArithmeticError, ValueError):  # of a forged record; other runs must not be affected
                     not_judged[run] = "impossible_values"
         self._forget(at)
+        self._cpu_time.forget(by_rank.keys() | self.judges.keys())
         return Judged(tuple(verdicts), not_judged)
 
+    def _beyond_limits(self, at: float, by_rank: Mapping[Run, Readings], runs: Iterable[Run]) -> dict[Run, str]:
+        """Return the runs beyond the limits and the reason: of each owner the ended ones first, then the youngest."""
+        found = self._by_owner(runs)
+        within = {owner: [*_within_limits(by_rank, runs)] for owner, runs in found.items()}
+        shares = fair_shares({owner: len(runs) for owner, runs in within.items()}, RUNS_OF_ALL_OWNERS)
+        within = {owner: runs[: int(shares[owner])] for owner, runs in within.items()}
+        exceeding = self._cpu_time.exceeding(at, within, by_rank)
+        kept = {*chain(*within.values())}
+        beyond = dict.fromkeys((run for run in chain(*found.values()) if run not in kept), "too_many_runs")
+        return beyond | dict.fromkeys(exceeding, "too_much_cpu_time")
+
+    def _by_owner(self, runs: Iterable[Run]) -> Mapping[str, list[Run]]:
+        """Return the runs by principal, in the order in which these came."""
+        found: dict[str, list[Run]] = {owner: [] for owner in self._owners}
+        for run in runs:
+            found.setdefault(self._principal(run[1]), []).append(run)
+        self._owners = [*found]
+        return found
+
     def _forget(self, at: float) -> None:
-        """Forget runs that were not seen for a long time, and the oldest runs of an owner who has too many."""
-        kept: dict[str, int] = defaultdict(int)
-        for run, seen in sorted(self._seen.items(), key=lambda item: item[1], reverse=True):
-            kept[run[1]] += 1
-            if at - seen > FORGET_AFTER or kept[run[1]] > REMEMBERED_LIMIT:
-                del self.judges[run], self._seen[run]
+        """Forget runs that were not seen for a long time, and the oldest runs of an owner who has too many.
+
+        If all runs together need too much memory, forget those that are not seen now, and keep fewer readings.
+        """
+        by_owner = self._by_owner(sorted(self._seen, key=self._seen.__getitem__, reverse=True))
+        needed = {run: judge.kept_bytes(is_growing=self._seen[run] == at) for run, judge in self.judges.items()}
+        demands = {owner: sum(needed[run] for run in runs) for owner, runs in by_owner.items()}
+        for owner, share in fair_shares(demands, REMEMBERED_BYTES).items():
+            left = share
+            for number, run in enumerate(by_owner[owner]):
+                left -= needed[run]
+                is_unseen = self._seen[run] < at
+                if is_unseen and (left < 0.0 or number >= REMEMBERED_LIMIT or at - self._seen[run] > FORGET_AFTER):
+                    del self.judges[run], self._seen[run], needed[run]
+            of_owner = [run for run in by_owner[owner] if run in needed]
+            total = sum(needed[run] for run in of_owner)
+            for run in of_owner:
+                self.judges[run].limit_readings(min(1.0, share / total))
+        self._owners = [owner for owner, runs in by_owner.items() if any(run in needed for run in runs)]
+        if self._started is not None and at - self._started > FORGET_AFTER:
+            self._saved = {}
 
 
 def of_newest_start(ranks: Iterable[RankReading]) -> Sequence[RankReading]:
@@ -113,23 +164,15 @@ def reason_not_judged(ranks: Mapping[int, RankReading], gpus: frozenset[str]) ->
     return "gpus_unknown" if any(one.uuid and one.uuid not in gpus for one in living) else ""
 
 
-def _too_many(by_rank: Mapping[Run, Mapping[int, RankReading]], not_judged: Mapping[Run, str]) -> list[Run]:
-    """Return the runs beyond each owner's limits: the ended ones first, then the youngest."""
-    by_owner: dict[str, list[Run]] = defaultdict(list)
-    for run in by_rank.keys() - not_judged.keys():
-        by_owner[run[1]].append(run)
-    return [run for runs in by_owner.values() for run in _beyond_the_limits(by_rank, runs)]
-
-
 def _age(ranks: Collection[RankReading]) -> tuple[bool, float]:
     """Return a key that sorts ended runs after living ones, and young runs after old ones."""
     return all(one.ended for one in ranks), min(one.began for one in ranks)
 
 
-def _beyond_the_limits(by_rank: Mapping[Run, Mapping[int, RankReading]], runs: Iterable[Run]) -> Iterator[Run]:
+def _within_limits(by_rank: Mapping[Run, Readings], runs: Iterable[Run]) -> Iterator[Run]:
+    """Yield an owner's runs up to its limits: the living ones first, then the oldest."""
     judged = ranks = 0
     for run in sorted(runs, key=lambda run: _age(by_rank[run].values())):
-        if judged >= RUNS_LIMIT or ranks + len(by_rank[run]) > RANKS_LIMIT:
-            yield run
-        else:
+        if judged < RUNS_LIMIT and ranks + len(by_rank[run]) <= RANKS_LIMIT:
             judged, ranks = judged + 1, ranks + len(by_rank[run])
+            yield run

@@ -14,6 +14,9 @@ from typing import Any
 
 from rankscope_exporter.diagnosis.ports import PortFault
 
+READING_BYTES, NUMBER_BYTES = 2000, 60
+"""About how much memory a reading takes without its numbers by name, and each of these."""
+
 
 @dataclass(frozen=True, slots=True)
 class AlignedCounters:
@@ -169,6 +172,18 @@ class RankReading:
     settings: Mapping[str, str] = field(default_factory=dict)
     gpu: GpuReading | None = None
     counters: Counters = field(default_factory=Counters)
+
+
+def reading_bytes(reading: RankReading) -> int:
+    """Return about how much memory a reading takes: most of it is numbers by phase, group and operation."""
+    counters, collectives, aligned = reading.counters, reading.counters.collectives, reading.counters.aligned
+    by_name = (
+        reading.issued,
+        *(counters.phases, counters.device_phases, counters.device_dry, aligned.phases, aligned.blame),
+        *(collectives.calls, collectives.bytes, collectives.seconds),
+        *(collectives.group_waits, collectives.device_group_waits),
+    )
+    return READING_BYTES + NUMBER_BYTES * sum(map(len, by_name))
 
 
 def are_stopped(ranks: Iterable[RankReading]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from rankscope_exporter.diagnosis.detectors.hang import INSIDE
@@ -64,6 +64,12 @@ def notes(run: RunReport, *, with_explained: bool = False) -> Iterator[str]:
         yield text if one.lacks == "paused" else f"Not yet an alert: {text}"
     if run.not_judged_reason and run.living:
         yield f"Run {name(run)} is not diagnosed here: {run.not_judged_reason}."
+
+
+def is_unknown(runs: Sequence[RunReport]) -> bool:
+    """Return whether ranks are alive and none of their runs is diagnosed, so that they may have any problem."""
+    living = [run for run in runs if run.living]
+    return bool(living) and not any(run.is_judged for run in living)
 
 
 def is_growing(one: PendingReport) -> bool:

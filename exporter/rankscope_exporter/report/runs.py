@@ -26,7 +26,8 @@ REASONS: Mapping[str, str] = {
     "world_size_unknown": "its world size is unknown",
     "world_sizes_differ": "its ranks report different world sizes",
     "gpus_unknown": "one of its GPUs cannot be read here",
-    "too_many_runs": "its owner has too many runs on this node",
+    "too_many_runs": "its owner, or this node, has too many runs",
+    "too_much_cpu_time": "its owner's runs take too much CPU time to diagnose",
     "impossible_values": "its records have impossible values",
     NOT_POLLED: "the collector findings is off or late",
 }

@@ -71,7 +71,7 @@ def _problems(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Iterat
         yield from _finding(one)
     for gpu in defective:
         yield Text(f"GPU {gpu.index} {gpu.problem}.", style=STYLES["bad"])
-    if not (error or findings or defective):
+    if not (error or findings or defective or describe.is_unknown(node.runs)):
         yield _no_problem(node)
     for run in node.runs:
         for note in describe.notes(run):

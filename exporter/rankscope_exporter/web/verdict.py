@@ -26,7 +26,8 @@ def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
     problems = "".join(f"<p>GPU {escape(gpu.index)} {escape(gpu.problem)}.</p>" for gpu in gpus if gpu.problem)
     is_pending = any(describe.is_growing(one) for run in node.runs for one in run.pending)
     is_critical = any(one.severity == "critical" for run in node.runs for one in run.findings)
-    kind = "bad" if is_critical else "warn" if findings or problems or is_pending else "good"
+    is_good = not (findings or problems or is_pending or describe.is_unknown(node.runs))
+    kind = "bad" if is_critical else "good" if is_good else "warn"
     return _box(kind, (findings + problems or _no_problem(node, gpus, kind)) + _notes(node))
 
 
@@ -48,8 +49,10 @@ def _no_problem(node: NodeReport, gpus: Sequence[GpuReport], kind: str) -> str:
     ranks = sum(run.living for run in judged)
     checked = [_plural(len(judged), "run"), _plural(ranks, "rank")] if judged else []
     checked += [_plural(len(gpus), "GPU")] if gpus else []
+    if describe.is_unknown(node.runs) and not checked:
+        return ""
     where = f" in {', '.join(checked)}" if checked else ""
-    yet = " yet" if kind == "warn" else ""
+    yet = " yet" if kind == "warn" and judged else ""
     return f'<p><b class="{kind}">No problem found{yet}</b>{where}.</p>'
 
 

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 from testing.readings import EARLY, RUN, Training, counting, spend
 
-from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
-from rankscope_exporter.diagnosis.judged import RANKS_LIMIT, REMEMBERED_LIMIT, RUNS_LIMIT, Judged, Judges
+from rankscope_exporter.diagnosis import judged as module
+from rankscope_exporter.diagnosis.judge import READINGS_LIMIT, RunJudge, Verdict
+from rankscope_exporter.diagnosis.judged import (
+    RANKS_LIMIT,
+    REMEMBERED_LIMIT,
+    RUNS_LIMIT,
+    RUNS_OF_ALL_OWNERS,
+    Judged,
+    Judges,
+)
 from rankscope_exporter.diagnosis.readings import Ending, RankReading, Run
 
 GPUS = {f"GPU-{number}" for number in range(8)}
@@ -152,6 +160,76 @@ def test_the_remembered_runs_of_an_owner_who_keeps_renaming_are_limited() -> Non
         judges.update(60.0 + number, {(f"run-{number}", "1000"): ranks}, GPUS)
     assert len(judges.judges) == REMEMBERED_LIMIT + 1
     assert {others, (f"run-{REMEMBERED_LIMIT + 19}", "1000")} <= judges.judges.keys()
+
+
+def kept_bytes(judges: Judges) -> int:
+    return sum(judge.kept_bytes(is_growing=False) for judge in judges.judges.values())
+
+
+def test_a_hundred_owners_displace_no_run_that_was_judged_before() -> None:
+    judges, mine = Judges(), ("mine", "1000")
+    judges.update(59.0, {mine: begun(4, 50.0)}, GPUS)
+    many: dict[Run, list[RankReading]] = {("x", str(owner)): begun(1, 1.0) for owner in range(5000, 5100)}
+    found = judges.update(60.0, {**many, mine: begun(4, 50.0)}, GPUS)
+    assert mine in {verdict.run for verdict in found.verdicts}
+    assert len(found.verdicts) == RUNS_OF_ALL_OWNERS
+    assert set(found.not_judged.values()) == {"too_many_runs"}
+
+
+def test_owners_of_one_principal_have_one_limit() -> None:
+    many: dict[Run, list[RankReading]] = {("x", str(owner)): begun(1, 1.0) for owner in range(5000, 5100)}
+    found = Judges(principal=lambda owner: "1001" if owner[0] == "5" else owner).update(60.0, many, GPUS)
+    assert len(found.verdicts) == RUNS_LIMIT
+
+
+def test_the_memory_of_all_runs_is_limited_and_newcomers_take_none_of_an_older_run(monkeypatch) -> None:
+    judges, mine, ranks = Judges(), ("mine", "1000"), readings(1)
+    judges.update(59.0, {mine: begun(4, 50.0)}, GPUS)
+    monkeypatch.setattr(module, "REMEMBERED_BYTES", 4_000_000)
+    for second in range(60):
+        runs: dict[Run, list[RankReading]] = {("x", str(5000 + 20 * second + number)): ranks for number in range(20)}
+        judges.update(60.0 + second, runs, GPUS)
+    assert mine in judges.judges
+    assert 20 < len(judges.judges) < 1000
+    now = sum(judges.judges[run].kept_bytes(is_growing=False) for run in runs)
+    assert kept_bytes(judges) - now < module.REMEMBERED_BYTES
+
+
+def test_a_run_of_much_memory_keeps_fewer_readings_and_others_as_many_as_before(monkeypatch) -> None:
+    judges, big, small = Judges(), Training(8), Training(2)
+    monkeypatch.setattr(module, "REMEMBERED_BYTES", 1_000_000)
+    for (at, many), (_, few) in zip(big.train(100), small.train(100), strict=True):
+        judges.update(at, {("big", "6666"): many.values(), RUN: few.values()}, GPUS)
+    assert len(judges.judges[RUN]._readings) == READINGS_LIMIT
+    assert 8 <= len(judges.judges["big", "6666"]._readings) < READINGS_LIMIT
+    assert kept_bytes(judges) < 1.1 * module.REMEMBERED_BYTES
+
+
+def test_a_run_that_takes_too_much_cpu_time_is_not_judged_and_has_a_reason(monkeypatch) -> None:
+    spent, hostile = [0.0], ("bomb", "6666")
+    update = RunJudge.update
+
+    def costly(judge: RunJudge, at: float, ranks: Any) -> Verdict:
+        spent[0] += 10.0 if judge.run == hostile else 0.001
+        return update(judge, at, ranks)
+
+    monkeypatch.setattr(RunJudge, "update", costly)
+    judges = Judges(cpu_clock=lambda: spent[0])
+    for second in range(30):
+        found = judges.update(60.0 + second, {hostile: readings(), RUN: readings()}, GPUS)
+        assert RUN in {verdict.run for verdict in found.verdicts}
+    assert found.not_judged == {hostile: "too_much_cpu_time"}
+
+
+def test_a_saved_run_that_is_not_seen_again_is_forgotten() -> None:
+    before, judges = Judges(), Judges()
+    before.update(60.0, {RUN: readings(), ("gone", "1000"): readings()}, GPUS)
+    for *run, saved in before.state(60.0):
+        judges.restore(tuple(run), saved, 0.0)
+    judges.update(61.0, {RUN: readings()}, GPUS)
+    assert [*judges._saved] == [("gone", "1000")]
+    judges.update(61.0 + 1000.0, {}, GPUS)
+    assert not judges._saved
 
 
 def test_a_forged_record_ends_no_diagnosis_of_others() -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import Verdict
-from rankscope_exporter.diagnosis.judged import Judged, Judges
+from rankscope_exporter.diagnosis.judged import LIMITS, Judged, Judges
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds, change_thresholds
@@ -33,12 +33,14 @@ from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.look import Look, PollHistory
 from rankscope_exporter.ranks.owner_files import OwnerFiles
+from rankscope_exporter.ranks.principals import principal_of
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.readings import reading
 from rankscope_exporter.ranks.state_file import StateFiles
 
 SAVE_INTERVAL, MIN_SAVE_INTERVAL = 60.0, 10.0
 """Seconds between two saved states, and the fewest seconds between them if the findings have changed."""
+LOG_INTERVAL = 60.0
 logger = logging.getLogger(__name__)
 
 RUN_LABELS = ("run", "owner")
@@ -113,6 +115,15 @@ LAG = Declaration(
     "for a rank that waits longer than they do.",
     ("run", "rank", "owner"),
 )
+NOT_JUDGED = Declaration(
+    "gauge",
+    "rankscope_exporter_runs_not_judged",
+    "Living runs that are not diagnosed because of limits: `too_many_runs` (more than 64, or 16 with 64 ranks of one "
+    "owner), `too_much_cpu_time` (their diagnosis takes more than their owner's share of 0.1 cores). Prometheus' "
+    "rules diagnose them.",
+    ("owner", "reason"),
+)
+LIMIT_METRICS = (NOT_JUDGED,)
 METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, PEAK, MEAN, END, LOST, LOST_SECONDS, SPENT, LAG)
 
 CAUSES = (
@@ -199,7 +210,10 @@ class Findings:
         self._processes = processes
         self._network = network
         self._gpus = gpus
-        self._judges = Judges(settings.thresholds)
+        self._judges = Judges(settings.thresholds, principal_of, time.thread_time)
+        self._limited: Mapping[tuple[str, str], int] = {}
+        """The number of living runs that are not judged because of limits, by owner and reason."""
+        self._logged: tuple[float, Collection[tuple[str, str]]] = -math.inf, ()
         self._lost: dict[Run, dict[str, float]] = {}
         files = OwnerFiles(settings.state_dir) if settings.state_dir else None
         self._state_files = StateFiles(files)
@@ -223,13 +237,31 @@ class Findings:
         readings = self._readings(scan, gpus)
         self.judged = self._judges.update(at, readings, gpus)
         self.look = self._history.next(at, scan, readings, self.judged, gpus)
+        self._count_limited(at, readings)
         self._count_lost()
         self._accounts.update(self.look, self._processes.resident())
         found = {(verdict.run, one.candidate.key) for verdict in self.judged.verdicts for one in verdict.findings}
         if at - self._saved_at >= (SAVE_INTERVAL if found == self._found else MIN_SAVE_INTERVAL):
             self._save(at, is_last=False)
             self._found = found
-        return [declared.family(values) for declared, values in self._values(time.time()).items()]
+        limited = NOT_JUDGED.family(self._limited)
+        return [*(declared.family(values) for declared, values in self._values(time.time()).items()), limited]
+
+    def _count_limited(self, at: float, readings: Mapping[Run, Iterable[RankReading]]) -> None:
+        """Count the living runs that limits exclude. If these are of others than before, log that once per minute."""
+        reasons = {run: reason for run, reason in self.judged.not_judged.items() if reason in LIMITS}
+        living = [run for run in reasons if any(one.ended is None for one in readings[run])]
+        self._limited = Counter((run[1], reasons[run]) for run in living)
+        logged_at, logged = self._logged
+        if at - logged_at >= LOG_INTERVAL and self._limited.keys() - logged:
+            (owner, reason), runs = max(self._limited.items(), key=lambda item: item[1])
+            logger.warning(
+                "runs are not diagnosed because of limits owners=%d most_of=%s runs=%d reason=%s",
+                len({owner for owner, _ in self._limited}), owner, runs, reason,
+            )  # fmt: skip
+            self._logged = at, self._limited.keys()
+        elif not self._limited:
+            self._logged = logged_at, ()
 
     def _count_lost(self) -> None:
         known = {run[:2] for run in self._judges.judges}
