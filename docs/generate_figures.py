@@ -15,7 +15,7 @@ import yaml
 from rankscope.cli import py_spy, stacks
 from rankscope.cli.explaining import fetching
 from rankscope_exporter.diagnosis.thresholds import Thresholds
-from rankscope_exporter.hangs import flight_recorder
+from rankscope_exporter.hangs import flight_recorder, plain_pickle
 from rankscope_exporter.ranks import owner_files, share
 from rankscope_exporter.web import limits
 
@@ -153,7 +153,11 @@ def security() -> Figures:
         "after {} MiB, py-spy after {} s": [stacks.ANSWER_LIMIT // MIB, int(py_spy.WITHIN)],
         "at {} GiB of memory": [py_spy.MEMORY // GIB],
         "{} MiB per answer": [fetching.BODY_LIMIT // MIB],
-        "no file larger than {} MiB": [flight_recorder.SIZE_LIMIT // MIB],
+        "reads at most {} MiB, {} values and {} ranks of a group": [
+            flight_recorder.SIZE_LIMIT // MIB,
+            f"{plain_pickle.OPERATIONS_LIMIT:,}",
+            f"{flight_recorder.RANKS_LIMIT:,}",
+        ],
         "at most {} MiB, of at most {} owners: {} MiB in all": [
             owner_files.OWNER_LIMIT // MIB,
             owner_files.OWNERS_LIMIT,

@@ -132,12 +132,12 @@ def blocking_ranks(waiting: Waits) -> Sequence[frozenset[int]]:
     """
     ranks = {*waiting, *(rank for late in waiting.values() for rank in late)}
     reached = {rank: _reachable(waiting, rank) for rank in ranks}
+    waited_for = {late for rank, others in waiting.items() for late in others if late != rank}
     found = []
     for rank, others in sorted(reached.items()):
         ring = {rank} | {other for other in others if rank in reached[other]}
         is_last = others <= ring
-        is_waited_for = any(rank in reached[other] for other in reached if other not in ring) or len(ring) > 1
-        if is_last and is_waited_for and rank == min(ring):
+        if is_last and rank in waited_for and rank == min(ring):
             found.append(frozenset(ring))
     return found
 

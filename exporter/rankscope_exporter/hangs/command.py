@@ -11,6 +11,9 @@ from rankscope_exporter.hangs import flight_recorder, records
 from rankscope_exporter.hangs.flight_recorder import DumpError
 from rankscope_exporter.hangs.words import describe_group, lines, name_ranks
 
+UNREADABLE_SHOWN = 20
+"""The number of dumps that cannot be read of which the reason is shown."""
+
 
 def show(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
     """Print the ranks that block the run. Return the exit status: 2 if there is nothing to read."""
@@ -31,5 +34,7 @@ def explain_dumps(path: Path) -> Iterator[str]:
     for group, number, called in flight_recorder.find_disagreements(dumps):
         each = ", ".join(f"{name_ranks(ranks)}: {name}" for name, ranks in called.items())
         yield f"Ranks call different operations for collective {number:.0f} of {describe_group(group)}: {each}."
-    for error in unreadable:
+    for error in unreadable[:UNREADABLE_SHOWN]:
         yield f"{error}. Its rank counts as missing."
+    if len(unreadable) > UNREADABLE_SHOWN:
+        yield f"{len(unreadable) - UNREADABLE_SHOWN} more files could not be read."

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import itemgetter
 from typing import Any
+
+from rankscope_exporter.hangs.content import Content
 
 PEERS = re.compile(r"\d+(?:->|<-)(\d+)$")
 """The peer in the name of a send or receive, by its number within the group."""
@@ -20,6 +23,8 @@ END_OF_BATCH = "coalesced"
 BATCH = "batch of sends and receives"
 OUT_OF_PLACE = "_oop"
 """The suffix of operations that only batches contain."""
+DIMENSIONS_LIMIT = 64
+"""The most dimensions of a tensor in torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +54,21 @@ class Entry:
     """Whether it is a batch and the dump has the end of it."""
 
 
-def read_entries(recorded: Iterable[Mapping[str, Any]]) -> list[Entry]:
-    """Return the operations in the order of their issue, with each batch as one of them.
+def read_entries(recorded: object, content: Content) -> list[Entry]:
+    """Return the operations in the order of their issue, with each batch as one of them. Raise ValueError."""
+    found = [
+        _read_entry(content.mapping(one, "an entry"), place, content)
+        for place, one in enumerate(content.sequence(recorded, "entries"))
+    ]
+    by_number: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
+    last = None
+    for _, key, last in sorted(found, key=itemgetter(0)):
+        by_number[key].append(last)
+    return [entry for entries in by_number.values() for entry in _combine(entries, is_newest=entries[-1] is last)]
 
-    Raise KeyError, TypeError, ValueError or AttributeError if they are not those of a dump.
-    """
-    in_order = sorted(enumerate(recorded), key=lambda pair: int(pair[1].get("record_id", pair[0])))
-    by_number: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
-    for _, one in in_order:
-        by_number[_group(one)[0], _number(one), one.get("p2p_seq_id")].append(one)
-    last = in_order[-1][1] if in_order else None
-    return [entry for ones in by_number.values() for entry in _read(ones, is_newest=ones[-1] is last)]
 
-
-def _read(ones: Sequence[Mapping[str, Any]], *, is_newest: bool) -> Iterator[Entry]:
+def _combine(entries: Sequence[Entry], *, is_newest: bool) -> Iterator[Entry]:
     """Yield the operations with the same sequence numbers."""
-    entries = [_entry(one) for one in ones]
     end = entries[-1] if len(entries) > 1 and entries[-1].name.endswith(END_OF_BATCH) else None
     members = [one for one in entries if one is not end]
     if members[0].is_pairwise and len(entries) > 1:
@@ -85,40 +89,36 @@ def _read(ones: Sequence[Mapping[str, Any]], *, is_newest: bool) -> Iterator[Ent
         yield from (one for one in entries if is_newest or not one.name.endswith(OUT_OF_PLACE))
 
 
-def _entry(one: Mapping[str, Any]) -> Entry:
-    title = str(one["profiling_name"])
+def _read_entry(one: Mapping[str, Any], place: int, content: Content) -> tuple[int, tuple[Any, ...], Entry]:
+    """Return an operation's position in the order of issue, its sequence numbers with the group, and the operation."""
+    title = content.text(one.get("profiling_name"), "profiling_name")
+    state = content.text(one.get("state"), "state")
     match = PEERS.search(title)
     is_pairwise = bool(one.get("is_p2p")) or match is not None
-    number = _number(one)
-    if is_pairwise:
-        number = float(one.get("p2p_seq_id", number))
+    collective = float(content.number(one.get("collective_seq_id", one.get("seq_id")), "collective_seq_id"))
+    pairwise = float(content.number(one["p2p_seq_id"], "p2p_seq_id")) if "p2p_seq_id" in one else collective
     sizes = one.get("input_sizes")
-    return Entry(
-        int(one["pg_id"]),
-        *_group(one),
+    group_id = content.number(one.get("pg_id"), "pg_id")
+    group = content.sequence(one.get("process_group", (str(group_id), "")), "process_group")
+    if len(group) != 2:
+        raise ValueError("process_group is no pair")
+    name, description = (content.text(text, "process_group") for text in group)
+    entry = Entry(
+        group_id,
+        name,
+        description,
         title.rpartition(":")[2].partition(" ")[0],
-        number,
-        _is_complete(one),
-        one["state"] == "started",
+        pairwise if is_pairwise else collective,
+        # With gloo, an operation is only marked as retired. With NCCL, a retired one that is not complete timed out.
+        state == "completed" or (bool(one.get("retired")) and title.startswith("gloo:")),
+        state == "started",
         is_pairwise,
         (int(match[1]),) if match else (),
-        None if sizes is None else sum(prod(size) for size in sizes),
+        None if sizes is None else _count_elements(sizes, content),
     )
+    return content.number(one.get("record_id", place), "record_id"), (name, collective, pairwise), entry
 
 
-def _group(one: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name and the description of the group."""
-    name, description = one.get("process_group", (one["pg_id"], ""))
-    return str(name), str(description)
-
-
-def _number(one: Mapping[str, Any]) -> float:
-    return float(one["collective_seq_id"] if "collective_seq_id" in one else one["seq_id"])
-
-
-def _is_complete(one: Mapping[str, Any]) -> bool:
-    """Return whether torch has seen the operation end.
-
-    With gloo it is only marked as retired. With NCCL, a retired operation that has not completed has timed out.
-    """
-    return one["state"] == "completed" or (bool(one.get("retired")) and str(one["profiling_name"]).startswith("gloo:"))
+def _count_elements(sizes: object, content: Content) -> int:
+    tensors = [content.sequence(size, "a size") for size in content.sequence(sizes, "input_sizes")]
+    return sum(prod(content.number(length, "a size") for length in size[:DIMENSIONS_LIMIT]) for size in tensors)

@@ -1,26 +1,34 @@
 """Read dumps of torch's flight recorder: one file for each rank, as pickle or JSON.
 
 torch writes `<prefix><rank>` (TORCH_FR_DUMP_TEMP_FILE, else TORCH_NCCL_DEBUG_INFO_TEMP_FILE). The format is that of
-`torch.distributed.flight_recorder`, versions 1.4 (torch 2.3) to 2.10 (torch 2.13). A pickle can run code when it is
-loaded; this reader accepts only numbers, strings, lists and dictionaries.
+`torch.distributed.flight_recorder`, versions 1.4 (torch 2.3) to 2.10 (torch 2.13).
 """
 
 from __future__ import annotations
 
 import json
-import pickle
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.waits import Operation, Position
+from rankscope_exporter.hangs import plain_pickle
+from rankscope_exporter.hangs.content import Content
 from rankscope_exporter.hangs.entries import Entry, read_entries
 
-SIZE_LIMIT = 512 * 2**20
-"""The size limit of a file in bytes. 2,000 operations with their stacks take about 10 MB."""
+SIZE_LIMIT = 64 * 2**20
+"""The size limit of a file in bytes. 2,000 operations with their stacks take 10 MB at most."""
+JSON_LIMIT = 4_000_000
+"""The most values in JSON. One takes at most 100 bytes of memory; torch writes about 25 for an operation."""
+RANKS_LIMIT = 2**17
+"""The most ranks of a group."""
+TEXT_OF_RANKS_LIMIT = 10 * RANKS_LIMIT
+NUMBERS = re.compile(r"[0-9]{1,10}")
+COUNTS = ("last_enqueued_collective", "last_completed_collective")
 SAME_SIZE = re.compile(
     r"all_?reduce(_coalesced)?|broadcast|reduce|_?(all_gather|reduce_scatter)_?(base|single|.*_coalesced)?"
 )
@@ -39,8 +47,15 @@ class Dump:
     groups: Mapping[str, Group]
     """The groups by a key, which is the same for all ranks of a group: their names, if no others have them."""
     entries: Sequence[Entry]
-    status: Mapping[str, Mapping[str, float]]
+    status: Mapping[str, Status]
     """Torch's own counts by group, if the dump has them."""
+
+
+class Status(NamedTuple):
+    """The numbers of the newest issued and of the newest completed collective of a group."""
+
+    issued: float
+    completed: float
 
 
 @dataclass(frozen=True)
@@ -53,31 +68,33 @@ class Group:
 
 
 def read_dumps(path: Path, unreadable: list[DumpError] | None = None) -> list[Dump]:
-    """Return the dumps ordered by rank. Raise DumpError if there is none, or two for the same rank.
+    """Return the dumps ordered by rank. Raise DumpError if there is none.
 
     `path` is their directory or the prefix given to torch, e.g. `/tmp/nccl_trace_rank_`. Only regular files whose names
-    end in a number are dumps. The errors of those that cannot be read are added to `unreadable`; without it, or if none
-    can be read, the first one is raised. A rank that was killed while torch wrote its dump leaves a part of it.
+    end in a number are dumps; if this process's user has any, only this user's. The errors of those that cannot be read
+    are added to `unreadable`; without it, or if none can be read, the first one is raised. A rank that was killed while
+    torch wrote its dump leaves a part of it.
     """
     directory, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
     form = re.compile(rf"{re.escape(prefix)}{'' if prefix else '.*?'}(\d+)(?:\.(?:json|pkl|pickle))?")
     try:
         # Reading a pipe would block forever.
-        files = [path for path in directory.iterdir() if path.is_file()]
+        files = [(file, file.stat().st_uid) for file in sorted(directory.iterdir()) if file.is_file()]
     except OSError as error:
         raise DumpError(f"{directory}: {error.strerror}") from error
-    named = [(file, match) for file in files if (match := form.fullmatch(file.name))]
-    by_rank: dict[int, Path] = {}
-    for file, match in sorted(named):
-        rank = int(match[1])
-        if rank in by_rank:
-            raise DumpError(f"{path}: {by_rank[rank].name} and {file.name} are both dumps of rank {rank}")
-        by_rank[rank] = file
-    if not by_rank:
+    named = [(file, owner, int(match[1])) for file, owner in files if (match := form.fullmatch(file.name))]
+    if not named:
         raise DumpError(f"{path}: no dump files found (such as nccl_trace_rank_0)")
-    found = [_try_read(file, rank) for rank, file in sorted(by_rank.items())]
+    own = {file for file, owner, _ in named if owner == os.geteuid()}
+    by_rank: dict[int, list[Path]] = defaultdict(list)
+    for file, _, rank in named:
+        if not own or file in own:
+            by_rank[rank].append(file)
+    found = [_try_read(candidates, rank) for rank, candidates in sorted(by_rank.items())]
     dumps = [one for one in found if isinstance(one, Dump)]
     errors = [one for one in found if isinstance(one, DumpError)]
+    if own:
+        errors += [DumpError(f"{file}: belongs to another user") for file, _, _ in named if file not in own]
     if errors and (unreadable is None or not dumps):
         raise errors[0]
     if unreadable is not None:
@@ -85,9 +102,11 @@ def read_dumps(path: Path, unreadable: list[DumpError] | None = None) -> list[Du
     return _without_old_batches(_separate(dumps))
 
 
-def _try_read(path: Path, rank: int) -> Dump | DumpError:
+def _try_read(files: Sequence[Path], rank: int) -> Dump | DumpError:
+    if len(files) > 1:
+        return DumpError(f"{files[0]} and {files[1].name} are both dumps of rank {rank}")
     try:
-        return read(path, rank)
+        return read(files[0], rank)
     except DumpError as error:
         return error
 
@@ -95,59 +114,69 @@ def _try_read(path: Path, rank: int) -> Dump | DumpError:
 def read(path: Path, rank: int) -> Dump:
     """Return one dump. Raise DumpError if it cannot be read."""
     try:
-        if path.stat().st_size > SIZE_LIMIT:
+        with path.open("rb") as file:
+            data = file.read(SIZE_LIMIT + 1)
+        if len(data) > SIZE_LIMIT:
             raise DumpError(f"{path}: larger than {SIZE_LIMIT} bytes")
-        return _parse(_load(path), rank)
+        return _parse(_load(data), rank)
     except OSError as error:
         raise DumpError(f"{path}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise DumpError(f"{path}: not a dump of torch's flight recorder: {error!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise DumpError(f"{path}: not a dump of torch's flight recorder: {error}") from error
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise ValueError(f"it contains a {module}.{name}")
-
-
-def _load(path: Path) -> Any:
-    with path.open("rb") as file:
-        if file.read(1) in b"{ \n":
-            return json.loads(path.read_text())
-        file.seek(0)
-        try:
-            return _PlainUnpickler(file).load()
-        except (pickle.UnpicklingError, EOFError, IndexError, MemoryError, OverflowError) as error:
-            raise ValueError(str(error)) from error
+def _load(data: bytes) -> Any:
+    if data[:1] not in b"{ \n":
+        return plain_pickle.loads(data)
+    if sum(map(data.count, (b",", b"[", b"{"))) > JSON_LIMIT:
+        raise ValueError(f"more than {JSON_LIMIT} values")
+    return json.loads(data)
 
 
 def _parse(document: Any, rank: int) -> Dump:
-    entries = read_entries(document["entries"])
+    content = Content()
+    document = content.mapping(document, "the dump")
+    entries = read_entries(document.get("entries"), content)
     groups = {
-        str(name): _group(str(name), config)
-        for name, config in dict(document.get("pg_config", {})).items()
-        if name != ""
+        name: _group(name, config, content)
+        for name, config in _by_name(document.get("pg_config", {}), "pg_config", content)
+        if name
     }
     for entry in entries:
         groups.setdefault(entry.group, Group(entry.group, entry.description, ()))
-    return Dump(rank, groups, entries, _status(document, groups, entries))
+    return Dump(rank, groups, entries, _status(document.get("pg_status", {}), groups, entries, content))
 
 
-def _group(name: str, config: Any) -> Group:
+def _by_name(value: object, name: str, content: Content) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a dictionary of groups. torch 2.3 has numbers as their names."""
+    for key, item in content.mapping(value, name).items():
+        yield content.text(str(key), name), item
+
+
+def _group(name: str, config: object, content: Content) -> Group:
     """Return a group from its entry, which in version 1 only lists the ranks."""
-    if isinstance(config, list):
-        return Group(name, "", tuple(map(int, config)))
-    return Group(name, str(config.get("desc", "")), _numbers(config.get("ranks", "")))
+    listed, description = config, ""
+    if isinstance(config, dict):
+        listed, description = config.get("ranks", ""), content.text(config.get("desc", ""), "desc")
+    if isinstance(listed, str):
+        listed = NUMBERS.findall(content.text(listed, "ranks", TEXT_OF_RANKS_LIMIT))
+    ranks = tuple(content.number(rank, "ranks") for rank in content.sequence(listed, "ranks"))
+    if len(ranks) > RANKS_LIMIT:
+        raise ValueError(f"more than {RANKS_LIMIT} ranks")
+    return Group(name, description, ranks)
 
 
-def _numbers(text: Any) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", str(text))))
-
-
-def _status(document: Any, groups: Mapping[str, Group], entries: Sequence[Entry]) -> Mapping[str, Mapping[str, float]]:
+def _status(
+    listed: object, groups: Mapping[str, Group], entries: Sequence[Entry], content: Content
+) -> Mapping[str, Status]:
     """Return torch's counts by group name. The dump has them by an id that follows the order of creation."""
-    status = {int(number): dict(counts) for number, counts in dict(document.get("pg_status", {})).items()}
+    status = {}
+    for number, counts in _by_name(listed, "pg_status", content):
+        fields = content.mapping(counts, "pg_status")
+        newest = (float(content.number(fields.get(name), name)) for name in COUNTS)
+        status[content.number(number, "pg_status")] = Status(*newest)
     names = {entry.group_id: entry.group for entry in entries}
-    if len(status) == len(groups) and all(name.isdigit() for name in groups):
+    if len(status) == len(groups) and all(name.isdecimal() for name in groups):
         in_order = dict(zip(sorted(status), sorted(groups, key=int), strict=True))
         names = in_order if in_order.items() >= names.items() else names
     return {names[number]: counts for number, counts in status.items() if number in names}
@@ -192,8 +221,8 @@ def _kind(entry: Entry) -> str:
 def _is_old(entry: Entry, dump: Dump, batched: set[str]) -> bool:
     is_of_batch = entry.is_pairwise and not entry.has_end and _kind(entry) in batched
     # torch counts a batch when it ends: one that is being issued has a higher number.
-    issued = dump.status.get(entry.group, {}).get("last_enqueued_collective", entry.number)
-    return is_of_batch and entry.number <= float(issued)
+    status = dump.status.get(entry.group)
+    return is_of_batch and (status is None or entry.number <= status.issued)
 
 
 def groups_of(dumps: Sequence[Dump]) -> Mapping[str, Group]:
@@ -216,6 +245,7 @@ def find_disagreements(dumps: Sequence[Dump]) -> Iterator[tuple[Group, float, Ma
 
     Each has its group, its number and the ranks by operation.
     """
+    groups = groups_of(dumps)
     called: dict[str, dict[float, list[tuple[int, Entry]]]] = defaultdict(lambda: defaultdict(list))
     for dump in dumps:
         for entry in dump.entries:
@@ -225,7 +255,7 @@ def find_disagreements(dumps: Sequence[Dump]) -> Iterator[tuple[Group, float, Ma
         for number, by_rank in sorted(numbers.items()):
             by_call = _by_call(by_rank)
             if len(by_call) > 1 and not all(entry.is_complete for _, entry in by_rank):
-                yield groups_of(dumps)[group], number, by_call
+                yield groups[group], number, by_call
                 break
 
 
@@ -260,8 +290,7 @@ def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str], started:
     completed: dict[str, float] = {}
     for name, counts in dump.status.items():
         if name not in pairs:
-            issued[name] = float(counts["last_enqueued_collective"])
-            completed[name] = float(counts["last_completed_collective"])
+            issued[name], completed[name] = counts
     for name, entries in _collectives(dump).items():
         newest = max(entry.number for entry in entries)
         pending = [entry.number - 1.0 for entry in entries if not entry.is_complete]

@@ -6,13 +6,16 @@ import json
 import os
 import pickle
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from testing.torchrun import environment, torchrun
 
-from rankscope_exporter.hangs import flight_recorder
+from rankscope_exporter.hangs import flight_recorder, plain_pickle
 from rankscope_exporter.hangs.command import explain_dumps, show
 from rankscope_exporter.hangs.flight_recorder import DumpError
 
@@ -408,14 +411,148 @@ def test_a_file_that_is_not_a_dump_is_named_and_never_executed(content, tmp_path
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_directory_without_dumps_or_with_two_of_one_rank_is_refused(tmp_path) -> None:
+def test_a_directory_without_dumps_is_refused(tmp_path) -> None:
     for directory in (tmp_path, tmp_path / "none"):
         with pytest.raises(DumpError, match=str(directory)):
             flight_recorder.read_dumps(directory)
+
+
+def test_a_rank_with_two_dumps_counts_as_missing(tmp_path) -> None:
     write(tmp_path, trained())
     (tmp_path / "other_2.json").write_text("{}")
-    with pytest.raises(DumpError, match=r"nccl_trace_rank_2 and other_2\.json are both dumps of rank 2"):
-        flight_recorder.read_dumps(tmp_path)
+    unreadable: list[DumpError] = []
+    assert [dump.rank for dump in flight_recorder.read_dumps(tmp_path, unreadable)] == [0, 1, 3]
+    assert [str(error) for error in unreadable] == [
+        f"{tmp_path}/nccl_trace_rank_2 and other_2.json are both dumps of rank 2"
+    ]
+
+
+def test_the_reasons_of_some_unreadable_dumps_are_shown(tmp_path) -> None:
+    write(tmp_path, trained())
+    for rank in range(10, 35):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_text("text")
+    lines = [*explain_dumps(tmp_path)]
+    assert sum("counts as missing" in line for line in lines) == 20
+    assert lines[-1] == "5 more files could not be read."
+
+
+DAMAGED = {
+    "entries": [
+        {},
+        3,
+        [3],
+        [None],
+        [{}],
+    ],
+    "pg_config": [3, [], {"0": 3}, {"0": {"ranks": 7}}, {"0": {"ranks": [None]}}, {"0": ["x"]}, {"0": {"desc": 3}}],
+    "pg_status": [
+        3,
+        [],
+        {"0": 3},
+        {"0": {}},
+        {"x": {}},
+        {"0": {"last_enqueued_collective": 1}},
+        {"0": {"last_enqueued_collective": None, "last_completed_collective": 1}},
+        {"0": {"last_enqueued_collective": 10**400, "last_completed_collective": 1}},
+        {"0": {"last_enqueued_collective": float("nan"), "last_completed_collective": 1}},
+    ],
+}
+DAMAGED_ENTRY = {
+    "record_id": [None, "x", [], {}, 10**400, float("nan")],
+    "pg_id": [None, "x", [], {}, 10**400, float("inf")],
+    "process_group": [3, [], ["0"], ["0", 3], [["0"], "x"], ["0", "x", "y"], ["x" * 10_000, "y"]],
+    "collective_seq_id": [None, "x", [], 10**400, float("nan"), "9" * 5000],
+    "p2p_seq_id": [None, "x", [], {}, 10**400],
+    "profiling_name": [None, 3, [], {}, "x" * 10_000],
+    "state": [None, 3, [], {}, "x" * 10_000],
+    "input_sizes": [3, "x", [3], [["x"]], [[None]], [[10**400]], [{}], {"a": 1}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name, values in DAMAGED.items() for value in values),
+        *((name, value) for name, values in DAMAGED_ENTRY.items() for value in values),
+    ],
+)
+def test_a_value_of_another_type_costs_only_its_rank(tmp_path, form, name, value) -> None:
+    recorders = trained()
+    for one in recorders:
+        one.issue("default_pg", completes=False)
+    write(tmp_path, recorders, form)
+    document = recorders[1].document(only_pending=False, has_status=True)
+    (document if name in document else document["entries"][2])[name] = value
+    damaged = tmp_path / "nccl_trace_rank_1"
+    damaged.write_bytes(pickle.dumps(document) if form == "pickle" else json.dumps(document).encode())
+    line, missing, note = explain_dumps(tmp_path)
+    assert line == "Rank 1 of 4 blocks the other ranks."
+    assert missing.startswith("Rank 1 is missing")
+    assert note.startswith(f"{damaged}: not a dump of torch's flight recorder: ")
+    assert note.endswith(". Its rank counts as missing.")
+    assert len(note) < len(str(damaged)) + 300
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(["0", "1", "0->1"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=9,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_damaged_dump_breaks_the_result_of_the_others(tmp_path, form, data) -> None:
+    """Any values of a dump are replaced. A valid forgery may change the result."""
+    recorders = trained()
+    for one in recorders:
+        one.issue("default_pg", completes=False)
+    recorders[1].issue_batch("PIPELINE", completes=False, send=3)
+    write(tmp_path, recorders, form)
+    document = recorders[1].document(only_pending=False, has_status=True)
+    for _ in range(data.draw(st.integers(1, 3))):
+        holder: Any = document
+        while True:
+            keys = [*holder] if isinstance(holder, dict) else [*range(len(holder))]
+            key = data.draw(st.sampled_from(keys))
+            inner = holder[key]
+            if not isinstance(inner, (dict, list)) or not inner or data.draw(st.booleans()):
+                break
+            holder = inner
+        if data.draw(st.booleans()):
+            holder[key] = data.draw(JUNK)
+        else:
+            del holder[key]
+        if not document:
+            break
+    (tmp_path / "nccl_trace_rank_1").write_bytes(
+        pickle.dumps(document) if form == "pickle" else json.dumps(document).encode()
+    )
+    lines = [*explain_dumps(tmp_path)]
+    assert "of 4" in lines[0] or not any("counts as missing" in line for line in lines)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_pickle_with_damaged_bytes_is_read_or_refused(data) -> None:
+    damaged = bytearray(pickle.dumps(trained()[0].document(only_pending=False, has_status=True)))
+    for _ in range(data.draw(st.integers(1, 5))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(ValueError):
+        plain_pickle.loads(bytes(damaged))
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(-(2**30), 2**30), inner)
+    ),
+)
+
+
+@given(PLAIN, st.integers(2, pickle.HIGHEST_PROTOCOL))
+def test_plain_values_are_read_as_pickle_reads_them(value, protocol) -> None:
+    assert plain_pickle.loads(pickle.dumps(value, protocol)) == value
 
 
 def test_a_prefix_selects_the_files_of_the_directory(tmp_path) -> None:
