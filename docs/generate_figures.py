@@ -138,6 +138,8 @@ def security() -> Figures:
         "{}% of a CPU (after a burst of {} ms)": [round(100 * limits.CPU_SHARE), round(1e3 * limits.CPU_BURST)],
         "these {} ms": [round(1e3 * limits.ITERATION_SECONDS)],
         "{} MiB together": [limits.PAGE_BYTES // MIB],
+        "more than {}% of a CPU. Requests": [round(100 * limits.SLOW_PAGE_SHARE)],
+        "one every {} ms for": [round(1e3 * limits.REQUEST_INTERVAL)],
         "exporter to {} MiB": re.findall(r"MemoryMax=(\d+)M", UNIT.read_text(encoding="utf-8")),
         "{} per address and {} in total": [limits.PASSWORD_CHECKS_PER_ADDRESS, limits.PASSWORD_CHECKS],
         "took at most {} ms ({} ms": [number("siege", phase, "P50") for phase in ("siege", "quiet")],

@@ -43,6 +43,7 @@ from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.connections import Connections
 from rankscope_exporter.web.listeners import address_name, listening
+from rankscope_exporter.web.pages import PacedPages
 from rankscope_exporter.web.protocol import protocol
 from rankscope_exporter.worker import Worker
 
@@ -126,7 +127,7 @@ def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvic
     tls = _tls(web_config)
     connections = Connections(limits.connections(limits.TLS_CONNECTIONS if tls else limits.CONNECTIONS))
     configuration = uvicorn.Config(
-        _gated(app, web_config) if web_config else app,
+        PacedPages(_gated(app, web_config) if web_config else app),
         loop="uvloop",
         http=protocol(connections, tls),
         log_config=None,

@@ -16,7 +16,7 @@ from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.runs import Reporter
 from rankscope_exporter.web.connections import Page
 from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
-from rankscope_exporter.web.pages import Pages, SingleFlight, send_page, track_page, wait_for_turn
+from rankscope_exporter.web.pages import METRICS, Pages, SingleFlight, send_page, track_page, wait_for_turn
 from rankscope_exporter.web.status_assets import POLICY
 from rankscope_exporter.web.status_page import link_below, render_status
 
@@ -46,7 +46,7 @@ class MetricsFirst:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for `/metrics`, and pass any other request to FastAPI."""
-        if scope["type"] != "http" or scope["path"] != "/metrics":
+        if scope["type"] != "http" or scope["path"] != METRICS:
             await self._app(scope, receive, send)
         elif scope["method"] in READ:
             await self._answer(scope, send)

@@ -66,6 +66,16 @@ PAGE_INTERVAL = 0.02
 """Seconds from one page to the next, for all clients together. A page takes the event loop one or two milliseconds, and
 all requests in between share the next one. A client that sends one request a second does not wait for it."""
 
+REQUEST_INTERVAL = 0.005
+"""Seconds from one request for another page than /metrics to the next, for all clients together: each takes the event
+loop about 0.5 ms. If all CONNECTIONS wait, that is 0.64 s; a probe of Kubernetes waits for 1 s by default."""
+
+SLOW_PAGE_INTERVAL = 1.0
+"""Seconds from one status page to the next, and likewise for /api/v1/runs: their content changes once a second."""
+
+SLOW_PAGE_SHARE = 0.05
+"""Share of a CPU for each of the two. A page for eight ranks takes about 5 ms, so that the interval bounds it."""
+
 PAGE_BYTES = 64 * 1024 * 1024
 """Size of all different pages that are being sent. One page may be larger if it is the only one."""
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from anyio import to_thread
-from starlette.types import Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rankscope_exporter.exposition.scrape import Form
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.connections import Page
+
+METRICS = "/metrics"
 
 
 class Pages:
@@ -50,9 +53,10 @@ class Pages:
 
 
 class SingleFlight:
-    """Renders a slow page on a thread, one at a time, and pauses after each for as long as it took.
+    """Renders a slow page on a thread, once for all requests that wait, at most once in SLOW_PAGE_INTERVAL.
 
-    It holds the GIL at most half of the time, however many requests there are. No response is older than its request.
+    Clients that request it in a loop get it once an interval, and cannot make it take more than SLOW_PAGE_SHARE of a
+    CPU. No response is older than its request.
     """
 
     def __init__(self, make: Callable[[], str]) -> None:
@@ -60,6 +64,7 @@ class SingleFlight:
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[str] | None = None
         self._earliest = 0.0  # time of the next page, on the event loop's clock
+        self._cpu_seconds = 0.0  # of the last page
 
     async def next(self) -> str:
         """Return the next page, shared by all requests until its rendering begins. Raises what `make` raises."""
@@ -73,9 +78,40 @@ class SingleFlight:
             await asyncio.sleep(self._earliest - loop.time())
             began, self._next = loop.time(), None
             try:
-                return await to_thread.run_sync(self._make)
+                return await to_thread.run_sync(self._make_timed)
             finally:
-                self._earliest = 2 * loop.time() - began
+                pause = max(limits.SLOW_PAGE_INTERVAL, self._cpu_seconds / limits.SLOW_PAGE_SHARE)
+                self._earliest = began + pause
+
+    def _make_timed(self) -> str:
+        began = time.thread_time()
+        try:
+            return self._make()
+        finally:
+            self._cpu_seconds = time.thread_time() - began
+
+
+class PacedPages:
+    """ASGI middleware that passes requests for all pages but `/metrics` on one at a time, one in REQUEST_INTERVAL.
+
+    It also bounds the cost of refused requests without a password. Those of closed connections are dropped.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._lock = asyncio.Lock()  # its waiters proceed in the order of their arrival
+        self._earliest = 0.0  # time of the next request, on the event loop's clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on in its turn; one for `/metrics`, or the start and stop of the server, at once."""
+        if scope["type"] == "http" and scope["path"] != METRICS:
+            async with self._lock:
+                if (connection := _connection(scope)) and connection.is_lost:
+                    return
+                loop = asyncio.get_running_loop()
+                await asyncio.sleep(self._earliest - loop.time())
+                self._earliest = loop.time() + limits.REQUEST_INTERVAL
+        await self._app(scope, receive, send)
 
 
 async def wait_for_turn(scope: Scope) -> None:

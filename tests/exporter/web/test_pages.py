@@ -13,6 +13,8 @@ import subprocess
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
@@ -23,8 +25,9 @@ from testing.judged_job import JudgedJob
 
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.gpu.sampler import ReleaseError
+from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
-from rankscope_exporter.web.pages import SingleFlight
+from rankscope_exporter.web.pages import PacedPages, SingleFlight
 
 
 class Node:
@@ -211,7 +214,9 @@ def test_the_script_reads_its_own_page_and_corrects_links_without_a_slash(
     }
 
 
-def test_requests_during_a_rendering_share_the_next_page() -> None:
+def test_requests_during_a_rendering_share_the_next_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SLOW_PAGE_INTERVAL", 0.0)
+
     async def request_pages() -> list[str]:
         begun, may_finish, numbers = threading.Semaphore(0), threading.Semaphore(0), itertools.count(1)
 
@@ -232,7 +237,9 @@ def test_requests_during_a_rendering_share_the_next_page() -> None:
     assert asyncio.run(request_pages()) == ["page 1"] + ["page 2"] * 4
 
 
-def test_a_failed_rendering_does_not_affect_the_next_request() -> None:
+def test_a_failed_rendering_does_not_affect_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SLOW_PAGE_INTERVAL", 0.0)
+
     async def request_pages() -> list[str | BaseException]:
         pages = iter([ZeroDivisionError("no page"), "a page"])
 
@@ -249,3 +256,52 @@ def test_a_failed_rendering_does_not_affect_the_next_request() -> None:
     *failed, succeeded = asyncio.run(request_pages())
     assert [repr(error) for error in failed] == ["ZeroDivisionError('no page')"] * 2
     assert succeeded == "a page"
+
+
+@pytest.mark.parametrize(
+    ("interval", "share", "renderings"),
+    [(3600.0, 1.0, 1), (0.0, 1e-12, 1), (0.0, 1.0, 2)],
+    ids=["interval", "share", "control"],
+)
+def test_a_page_is_not_rendered_before_its_interval_and_its_share_of_a_cpu_allow(
+    monkeypatch: pytest.MonkeyPatch, interval: float, share: float, renderings: int
+) -> None:
+    monkeypatch.setattr(limits, "SLOW_PAGE_INTERVAL", interval)
+    monkeypatch.setattr(limits, "SLOW_PAGE_SHARE", share)
+    numbers = itertools.count(1)
+
+    async def request_pages() -> list[str]:
+        page = SingleFlight(lambda: f"page {next(numbers)}")
+        tasks = [asyncio.create_task(page.next())]
+        await tasks[0]
+        tasks.append(asyncio.create_task(page.next()))
+        done, _ = await asyncio.wait(tasks, timeout=0.3)
+        return sorted(task.result() for task in done)
+
+    assert asyncio.run(request_pages()) == ["page 1", "page 2"][:renderings]
+
+
+@pytest.mark.parametrize(("interval", "answered"), [(3600.0, 1), (0.0, 4)], ids=["interval", "control"])
+def test_requests_for_other_pages_proceed_one_after_another(
+    monkeypatch: pytest.MonkeyPatch, interval: float, answered: int
+) -> None:
+    monkeypatch.setattr(limits, "REQUEST_INTERVAL", interval)
+    passed: list[str] = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        passed.append(scope["path"])
+
+    async def request_pages() -> None:
+        paced = PacedPages(app)
+        gone = SimpleNamespace(is_lost=True)
+
+        def request(path: str, connection: Any = None) -> asyncio.Task[None]:
+            scope = {"type": "http", "path": path, "state": {"connection": connection}}
+            return asyncio.create_task(paced(scope, None, None))  # type: ignore[arg-type]
+
+        closed = [request("/closed", gone) for _ in range(9)]
+        await asyncio.wait([*closed, *(request("/") for _ in range(4))], timeout=0.3)
+        await request("/metrics")
+
+    asyncio.run(request_pages())
+    assert passed == ["/"] * answered + ["/metrics"]
