@@ -20,6 +20,8 @@ MIN_BUSY = 0.15
 """The busy ratio below which GPUs were hardly used: Princeton's jobstats warns there as well."""
 MIN_CPUS, MIN_CPUS_USED = 8, 0.25
 """A note is shown if less than MIN_CPUS_USED of more than MIN_CPUS CPUs are used."""
+LATEST = 2.0**37
+"""The largest unix time that is shown: a record may have any."""
 GIB, KWH = 2.0**30, 3.6e6
 MEANINGS: Mapping[str, str] = {
     **KNOWN["meanings"],
@@ -217,8 +219,12 @@ def _count(number: int, what: str) -> str:
 
 
 def _moment(unix: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
+    return f"{time.strftime('%Y', _local(unix))}-{_clock(unix)}"
 
 
 def _clock(unix: float) -> str:
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(unix))
+    return time.strftime("%m-%d %H:%M:%S", _local(unix))
+
+
+def _local(unix: float) -> time.struct_time:
+    return time.localtime(min(max(unix, 0.0), LATEST))

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rankscope.cli.explaining.answers import LARGEST
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope_exporter.diagnosis.detectors.hang import KIND as HANG
 from rankscope_exporter.diagnosis.lost import by_cause
@@ -43,14 +44,14 @@ def _select_entries(entries: Iterable[Mapping[str, Any]], kind: str) -> Iterator
 
 def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
     run, owner, training = str(account["run"]), str(account["owner"]), account.get("training", "")
-    step = float(account.get("clock_step", 0.0))
-    began = float(account["began"]) + step
-    at, ended = float(account["at"]), account["ended"] and float(account["ended"])
+    step = _number(account.get("clock_step", 0.0))
+    began = _number(account["began"]) + step
+    at, ended = _number(account["at"]), account["ended"] and _number(account["ended"])
     first, last = began - max(step, 0.0) - 1.0, at - min(step, 0.0)  # findings may be older than the clock's step
     own = [
         one
         for one in found
-        if (one["run"], one["owner"], one.get("training", "")) == (run, owner, training)
+        if (one.get("run"), one.get("owner"), one.get("training", "")) == (run, owner, training)
         if first <= one["end"] and one["begin"] <= last
     ]
     ranks = account["ranks"].values()
@@ -60,18 +61,20 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
         user=str(account["user"]),
         slurm={str(name): str(text) for name, text in account["slurm"].items()},
         nodes=[*map(str, account["nodes"])],
-        ranks=int(account["rank_count"]),
-        world_size=int(account["world_size"]),
-        steps=float(account["steps"]),
+        ranks=int(_number(account["rank_count"])),
+        world_size=int(_number(account["world_size"])),
+        steps=_number(account["steps"]),
         began=began,
         ended=ended,
         at=at,
         causes=_add(account["causes"], account.get("pending", {})),
         gpus=sorted(map(_gpu, account["gpus"].values()), key=lambda gpu: (gpu.node, gpu.index.zfill(4))),
-        cpu_seconds=sum((float(use["cpu"]) + float(use["cpu_before"]) for use in ranks), float(account["cpu_gone"]))
+        cpu_seconds=sum(
+            (_number(use["cpu"]) + _number(use["cpu_before"]) for use in ranks), _number(account["cpu_gone"])
+        )
         or None,
-        cpus=int(account["cpus"]) or None,
-        memory=float(account["memory"]) or None,
+        cpus=int(_number(account["cpus"])) or None,
+        memory=_number(account["memory"]) or None,
         findings=[*_findings([*own, *account["findings"].values()], ended)],
     )
 
@@ -104,19 +107,23 @@ def _until_now(account: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _add(causes: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     """Return the sum of two accounts of GPU seconds by cause."""
-    return {str(cause): float(causes.get(cause, 0.0)) + float(more.get(cause, 0.0)) for cause in {**causes, **more}}
+    return {str(cause): _number(causes.get(cause, 0.0)) + _number(more.get(cause, 0.0)) for cause in {**causes, **more}}
 
 
 def _gpu(use: Mapping[str, Any]) -> Gpu:
-    seconds, busy = float(use["seconds"]), use["busy"]
-    return Gpu(
-        node=str(use["node"]),
-        index=str(use["index"]),
-        busy_ratio=min(busy / seconds, 1.0) if busy is not None and seconds else None,
-        memory=use["memory"],
-        memory_total=use["memory_total"],
-        joules=use["joules"],
-    )
+    names = ("busy", "memory", "memory_total", "joules")
+    busy, *others = (None if use[name] is None else _number(use[name]) for name in names)
+    seconds = _number(use["seconds"])
+    busy_ratio = min(busy / seconds, 1.0) if busy is not None and seconds else None
+    return Gpu(str(use["node"]), str(use["index"]), busy_ratio, *others)
+
+
+def _number(value: Any) -> float:
+    """Return a number of a job. Raise TypeError, or ValueError or OverflowError for one that no job has."""
+    number = float(value)
+    if not abs(number) <= LARGEST:  # true for NaN
+        raise ValueError(f"{number} is too large")
+    return number
 
 
 def _findings(entries: list[Mapping[str, Any]], ended: float | None) -> Iterator[JobFinding]:
@@ -124,16 +131,16 @@ def _findings(entries: list[Mapping[str, Any]], ended: float | None) -> Iterator
     latest: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for entry in entries:
         latest[entry["kind"], entry["cause"], entry["rank"], round(entry["begin"], -1)] = entry
-    for entry in sorted(latest.values(), key=lambda one: float(one["begin"])):
-        begin, ends = float(entry["begin"]), [float(entry["end"])] if "end" in entry else []
+    for entry in sorted(latest.values(), key=lambda one: _number(one["begin"])):
+        begin, ends = _number(entry["begin"]), [_number(entry["end"])] if "end" in entry else []
         ends += [] if ended is None else [max(ended, begin)]
         yield JobFinding(
             begin=begin,
             end=min(ends, default=None),
             kind=str(entry["kind"]),
             severity=str(entry["severity"]),
-            ratio=float(entry["ratio"]),
+            ratio=_number(entry["ratio"]),
             sentence=str(entry["sentence"]),
             advice=str(entry["advice"]),
-            mean=float(entry["mean"]) if "mean" in entry else None,
+            mean=_number(entry["mean"]) if "mean" in entry else None,
         )
