@@ -12,6 +12,7 @@ from pathlib import Path
 from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, living_ranks
 from rankscope.record import layout
 from rankscope.record.group_name import members
+from rankscope.record.stopped import is_stopped
 from rankscope_exporter.diagnosis.waits import (
     Operation,
     Position,
@@ -49,6 +50,9 @@ def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
     groups = {name: Group(name, "", ranks) for name, ranks in ranks_of.items()}
     positions = find_positions(living, ranks_of)
     yield from lines(positions, groups)
+    if stopped := [int(one.rank) for one in living if is_stopped(one.snapshot.lock_pid)]:
+        are = "are" if len(stopped) > 1 else "is"
+        yield f"{name_ranks(stopped)} {are} stopped: by a signal (SIGSTOP), a debugger or a frozen cgroup."
     if not blocking_ranks(waits(positions, ranks_of)):
         yield f"Phases: {'; '.join(_phases(living))}."
     if (idle := min(one.snapshot.read_monotonic - one.snapshot.last_progress for one in living)) < HANGS_AFTER:

@@ -8,19 +8,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from rankscope.record.stopped import has_stopped_state
 
 PROCFS = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 ALLOWED_CPUS = re.compile(rb"^Cpus_allowed_list:\s+([\d,-]+)$", re.MULTILINE)
-CGROUPS = Path("/sys/fs/cgroup")
-STOPPED = (b"T", b"t")
-"""The process states `stopped` (SIGSTOP) and `tracing stop` (a debugger)."""
-FROZEN = re.compile(rb"^(?:frozen 1|FROZEN)$", re.MULTILINE)
-"""A frozen cgroup, in version 2 and 1."""
 READ_BYTES = re.compile(rb"^read_bytes: (\d+)$", re.MULTILINE)
 
 
@@ -75,31 +71,8 @@ def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("i
         resident=resident,
         unread_children=unread,
         descendants=len(counted) if len(children or ()) <= children_limit else 0,
-        is_stopped=stat.rpartition(b")")[2].split()[0] in STOPPED,
+        is_stopped=has_stopped_state(stat),
     )
-
-
-def is_frozen(pid: int, procfs: Path = PROCFS, cgroups: Path = CGROUPS) -> bool:
-    """Return whether a cgroup's freezer has stopped a process; false if that is not known.
-
-    Its process state does not show that. `docker pause` and `systemctl freeze` use it.
-    """
-    try:
-        lines = (procfs / str(pid) / "cgroup").read_text().splitlines()
-    except OSError:
-        return False
-    for _, controllers, place in (line.split(":", 2) for line in lines if line.count(":") >= 2):
-        if controllers == "":
-            files = [f"{cgroups}{mount}{place}/cgroup.events" for mount in ("", "/unified")]
-        elif "freezer" in controllers.split(","):
-            files = [f"{cgroups}/freezer{place}/freezer.state"]
-        else:
-            continue
-        for file in files:
-            with suppress(OSError):
-                if FROZEN.search(_read(file)):
-                    return True
-    return False
 
 
 def allowed_cpus(pid: int, procfs: Path = PROCFS) -> frozenset[int]:

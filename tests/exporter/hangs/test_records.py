@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from testing.records import living_rank
+from testing.waiting import eventually
 
 from rankscope.record import layout
+from rankscope.record.stopped import is_stopped
 from rankscope_exporter.hangs import records
 from rankscope_exporter.hangs.command import show
 from rankscope_exporter.hangs.records import describe_dumps
@@ -22,13 +26,12 @@ GROUPS = ["0-2", "0-1"]
 @contextmanager
 def ranks(
     directory: Path, *slots: Mapping[str, float], run: str = "r", groups: Sequence[str] = GROUPS
-) -> Iterator[None]:
-    """Start ranks whose records have these slots."""
+) -> Iterator[list[int]]:
+    """Start ranks whose records have these slots. Yield their process IDs."""
     with ExitStack() as living:
-        for rank, own in enumerate(slots):
-            labels = {"run": run, "rank": str(rank), "groups": groups}
-            living.enter_context(living_rank(directory, f"{run}.{rank}", own, **labels))
-        yield
+        labels = ({"run": run, "rank": str(rank), "groups": groups} for rank in range(len(slots)))
+        started = [living_rank(directory, f"{run}.{rank}", own, **next(labels)) for rank, own in enumerate(slots)]
+        yield [living.enter_context(one).pid for one in started]
 
 
 def waiting(group: int, *issued: float) -> Mapping[str, float]:
@@ -97,6 +100,21 @@ def test_if_all_ranks_have_issued_as_many_and_none_is_in_a_collective_no_rank_is
     line, phases, *_ = capsys.readouterr().out.splitlines()
     assert line == "No hang in a collective: none of the 3 ranks waits in an operation."
     assert phases == "Phases: rank 1 in data_wait; ranks 0,2 in device_wait."
+
+
+@pytest.mark.parametrize("stopped", [[1], [0, 1], []])
+def test_stopped_ranks_are_named(tmp_path, capsys, stopped) -> None:
+    with ranks(tmp_path, waiting(0, 5.0), counted(4.0), waiting(0, 5.0)) as pids:
+        for rank in stopped:
+            os.kill(pids[rank], signal.SIGSTOP)
+            eventually(lambda rank=rank: is_stopped(pids[rank]))
+        assert show(None, "r", [tmp_path]) == 0
+    line, _, *others = capsys.readouterr().out.splitlines()
+    assert line == "Rank 1 of 3 blocks the other ranks."
+    named = {1: "Rank 1 is", 2: "Ranks 0-1 are"}.get(len(stopped), "")
+    assert [one for one in others if "stopped" in one] == [
+        f"{named} stopped: by a signal (SIGSTOP), a debugger or a frozen cgroup."
+    ] * bool(stopped)
 
 
 @pytest.mark.usefixtures("old_boot")

@@ -19,11 +19,12 @@ from testing.records import living_rank, rank_snapshot
 from testing.waiting import eventually
 
 from rankscope.record.reader import read_rank
+from rankscope.record.stopped import CGROUPS, is_frozen
 from rankscope_exporter.exposition.sample_cache import SampleCache
 from rankscope_exporter.ranks import process_usage
 from rankscope_exporter.ranks.collectors.rank_processes import METRICS, RankProcess, RankProcesses
 from rankscope_exporter.ranks.metric import RANK_LABELS
-from rankscope_exporter.ranks.process_usage import CGROUPS, Usage, is_frozen, read_usage
+from rankscope_exporter.ranks.process_usage import Usage, read_usage
 from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
 

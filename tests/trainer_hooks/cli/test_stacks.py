@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from testing.programs import Program, python, running
-from testing.records import publish
+from testing.records import living_rank, publish
 from testing.waiting import eventually
 from tests.attacks.cli_support import ask
 from tests.trainer_hooks.scripts import TRAIN, WITHOUT_TORCH, watched
@@ -22,6 +22,7 @@ from rankscope.process.stack_dump import SIGNAL, StackDump
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.reader import read_rank
+from rankscope.record.stopped import is_stopped
 
 LISTEN = """
 def loiter():
@@ -199,6 +200,15 @@ def test_a_handler_that_the_job_sets_later_is_kept() -> None:
         assert caught == [SIGNAL]
     finally:
         signal.signal(SIGNAL, signal.SIG_DFL)
+
+
+def test_the_heading_of_a_stopped_rank_says_so(run_dir: Path) -> None:
+    with living_rank(run_dir) as rank:
+        [path] = run_dir.glob("*.rank")
+        assert stacks.heading(read_rank(path)).endswith(", step 0")
+        rank.send_signal(signal.SIGSTOP)
+        eventually(lambda: is_stopped(rank.pid))
+        assert stacks.heading(read_rank(path)).endswith(", step 0, stopped")
 
 
 def test_the_heading_names_the_open_collective(run_dir: Path) -> None:

@@ -28,6 +28,7 @@ from rankscope.process.ending import catches
 from rankscope.process.stack_dump import MEMORY_FILE
 from rankscope.record.listing import take_turns
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.stopped import is_stopped
 
 ANSWER_WITHIN = 5.0  # seconds; a stopped process does not answer
 COMPLETE_AFTER = 0.1  # seconds without a further line; a dump takes a millisecond
@@ -106,7 +107,7 @@ def heading(snapshot: RankSnapshot) -> str:
     )
     return (
         f"=== run {run}, rank {rank}, pid {number}: {phase} for {since:.1f} s, "
-        f"step {snapshot['steps']:.0f}{_collective(snapshot)}"
+        f"step {snapshot['steps']:.0f}{_collective(snapshot)}{', stopped' * is_stopped(snapshot.lock_pid)}"
     )
 
 

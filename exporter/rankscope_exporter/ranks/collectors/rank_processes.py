@@ -14,11 +14,12 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.stopped import CGROUPS, is_frozen
 from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.exposition.sample_cache import SampleCache, families
 from rankscope_exporter.ranks.metric import rank_metrics
 from rankscope_exporter.ranks.principals import principal
-from rankscope_exporter.ranks.process_usage import CGROUPS, PROCFS, Usage, is_frozen, read_usage
+from rankscope_exporter.ranks.process_usage import PROCFS, Usage, read_usage
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 
 CHILDREN_LIMIT = 2048  # per poll: three or four files each, which takes 0.1 s
