@@ -14,6 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from rankscope.record.directory import open_untrusted
 from rankscope_exporter.ranks.principals import principal_of
 
 FILE_LIMIT = 256 * 1024
@@ -106,8 +107,8 @@ def read_lines(path: Path, limit: int) -> Iterator[dict[str, Any]]:
 
     Skip damaged lines: the exporter may have been killed while it wrote.
     """
-    with path.open("rb") as file:
-        lines = file.read(limit).splitlines()
+    with open(open_untrusted(path), "rb") as file:  # noqa: PTH123 - a descriptor
+        lines = (file.read(limit) or b"").splitlines()  # a pipe without data returns None
     for line in lines:
         try:
             value = json.loads(line)

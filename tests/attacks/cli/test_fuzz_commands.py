@@ -134,6 +134,26 @@ def test_the_fuzzer_detects_a_missing_check(
         fuzz_state(run_dir, tmp_path, capsys)
 
 
+@pytest.mark.parametrize("name", ["state-0.jsonl", "journal-0.jsonl"])
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"9" * 5000, b"NaN", b"\xff" * 5000, b'{"version":1,"accounts":3}']
+)
+def test_a_saved_file_of_other_content_is_no_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert check(lambda: show(ReportRequest(state_dir=tmp_path)), capsys) == 2
+
+
+@pytest.mark.parametrize("name", ["state-0.jsonl", "journal-0.jsonl"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "link"])
+def test_a_saved_file_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / name)
+    assert check(lambda: show(ReportRequest(state_dir=tmp_path)), capsys) == 2
+
+
 def test_no_record_breaks_a_command(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

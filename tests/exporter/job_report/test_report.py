@@ -219,17 +219,15 @@ def test_without_data_the_reason_is_printed(
 def test_a_state_that_the_user_may_not_read_is_one_error(
     state_dir: Path, hidden: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def deny(method: str) -> None:
-        real = getattr(Path, method)
+    owner, method = (os, "open") if hidden else (Path, "stat")
+    real = getattr(owner, method)
 
-        def denying(self: Path, *arguments: Any, **options: Any) -> Any:
-            if self == state_dir if not hidden else self.match(hidden):
-                raise PermissionError(13, "Permission denied", str(self))
-            return real(self, *arguments, **options)
+    def denying(path: Path | str, *arguments: Any, **options: Any) -> Any:
+        if Path(path).match(hidden) if hidden else path == state_dir:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **options)
 
-        monkeypatch.setattr(Path, method, denying)
-
-    deny("open" if hidden else "stat")
+    monkeypatch.setattr(owner, method, denying)
     assert show(ReportRequest(state_dir=state_dir)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(rf"{state_dir}.*: Permission denied: give the exporter's --state-dir, as a user who may", line)
