@@ -13,6 +13,9 @@ from tests.rules.diagnosis_cases import late
 SLOW = Case("slow rank", Fault(late(2, "other")))
 RUN = SLOW.run
 JUDGED = f'rankscope_run_judged_info{{instance="{RUN}",run="{RUN}",by="node-a"}}'
+RANK = f'rankscope_rank_up{{instance="{RUN}",run="{RUN}",rank="%d"}}'
+OTHER = "other"
+"""Another target."""
 FIRST, LAST = PRODUCTION.quiet + 40, PRODUCTION.quiet + PRODUCTION.faulty - 1
 """Evaluations: the rules have found the rank long before the first."""
 
@@ -30,6 +33,12 @@ def between(first: int, last: int, value: str) -> str:
 
 def judged(first: int, last: int, *series: str) -> list[dict[str, str]]:
     return [{"series": one, "values": between(first, last, "1")} for one in (JUDGED, *series)]
+
+
+def shown_by_another(*series: str, instance: str = OTHER, value: str = "1") -> list[dict[str, str]]:
+    """Return series of another target, from the first sample to the last."""
+    names = [one.replace(f'instance="{RUN}"', f'instance="{instance}"') for one in series]
+    return [{"series": name, "values": f"{value}x{LAST + 2}"} for name in names]
 
 
 def firing(alert: str, more: str = "") -> str:
@@ -82,9 +91,38 @@ def test_a_finding_of_a_run_that_no_exporter_judges_yet_does_not_alert_twice(tmp
 
 def test_two_exporters_that_judge_one_run_make_one_alert(tmp_path: Path) -> None:
     series = judged(0, LAST + 2, finding("rankscope_finding_ratio"))
-    other = finding("rankscope_finding_ratio", cause="unknown").replace(f'instance="{RUN}"', 'instance="other"')
-    series.append({"series": other, "values": between(0, LAST + 2, "0.5")})
+    series += shown_by_another(JUDGED, *(RANK % rank for rank in range(4)))
+    series += shown_by_another(finding("rankscope_finding_ratio", cause="unknown"), value="0.5")
     assert promtool.complaint(expecting(series, SLOW, RankLagging=1), PRODUCTION, tmp_path / "test.yml") == ""
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [],
+        shown_by_another(RANK % 2),
+        [*shown_by_another(RANK % 2, value="4"), *shown_by_another(RANK % 9, instance="third", value="-3")],
+        shown_by_another(*(RANK % rank for rank in (4, 5, 6, 7)), value="0"),
+    ],
+    ids=["none", "one", "impossible values", "others that have ended"],
+)
+def test_a_target_without_all_living_ranks_of_a_run_does_not_silence_the_rules(
+    tmp_path: Path, ranks: list[dict[str, str]]
+) -> None:
+    test = expecting([*shown_by_another(JUDGED), *ranks], SLOW, RankLagging=1)
+    assert promtool.complaint(test, PRODUCTION, tmp_path / "test.yml") == ""
+
+
+def test_a_target_without_ranks_of_a_run_has_no_findings_about_it(tmp_path: Path) -> None:
+    found = shown_by_another(JUDGED, finding("rankscope_finding_ratio"))
+    test = expecting([*judged(0, LAST + 2), *found], Case(SLOW.name, Fault()), RankLagging=0)
+    assert promtool.complaint(test, PRODUCTION, tmp_path / "test.yml") == ""
+
+
+def test_a_target_with_a_forged_rank_does_not_silence_the_findings_of_another(tmp_path: Path) -> None:
+    series = [*judged(0, LAST + 2, finding("rankscope_finding_ratio")), *shown_by_another(JUDGED, RANK % 9)]
+    test = expecting(series, Case(SLOW.name, Fault()), RankLagging=1)
+    assert promtool.complaint(test, PRODUCTION, tmp_path / "test.yml") == ""
 
 
 KINDS = {
