@@ -26,6 +26,8 @@ FAILED = 3  # scrapes in a row: as long as an exporter may take to restart (know
 AFTERWARDS = 3  # scrapes after the failed ones at the end
 RARELY_READ = ("rankscope_gpu_nvlink_links_active", "rankscope_gpu_pcie_link_width")
 READ_EVERY = 10  # scrapes of the recording; the exporter reads them every 10 s: at most two scrapes at other speeds
+REPLAYED = 'alertstate="firing",alertname!="RankscopeManyAlerts"'
+"""All alerts but the one about the number of the others: the recordings are runs of one owner at the same time."""
 SLOW = {"RankscopeGpuMemoryHeldIdle": 130, "RankscopeCheckpointOverdue": 990}  # 10 and 20 minutes; 4 hours
 
 
@@ -54,7 +56,7 @@ def _by_length(recordings: Iterable[Recording]) -> dict[int, list[Recording]]:
 def _timed(recordings: list[Recording], faulty: int, speed: Speed) -> dict[str, Any]:
     quiet, faulty = (scrapes * PRODUCTION.interval // speed.interval for scrapes in (QUIET, faulty))
     last, every = (quiet + faulty - 1) * speed.interval, f"{speed.interval}s"
-    first = f'min_over_time(timestamp(ALERTS{{alertstate="firing"}})[{last}s:{every}])'
+    first = f"min_over_time(timestamp(ALERTS{{{REPLAYED}}})[{last}s:{every}])"
     return {
         "interval": every,
         "input_series": [
@@ -119,7 +121,7 @@ def _interrupted(line: dict[str, str], failed: set[int]) -> dict[str, str]:
 
 def _question(when: str, first: int, last: int) -> dict[str, Any]:
     """Ask for all alerts from one scrape to another, with a label that says when."""
-    fired = f'max_over_time(ALERTS{{alertstate="firing"}}[{(last - first) * PRODUCTION.interval + 1}s])'
+    fired = f"max_over_time(ALERTS{{{REPLAYED}}}[{(last - first) * PRODUCTION.interval + 1}s])"
     expression = f'label_replace({fired}, "when", "{when}", "", "")'
     return {"expr": expression, "eval_time": f"{last * PRODUCTION.interval}s", "exp_samples": []}
 

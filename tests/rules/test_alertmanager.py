@@ -107,6 +107,28 @@ def test_an_exporter_that_is_down_inhibits_alerts_from_its_last_values(alertmana
     assert alertmanager.names() == {"RankscopeExporterDown", "RankscopeGpuXid"}
 
 
+@pytest.mark.parametrize("owner", [{"owner": "1001"}, {}], ids=["an owner", "no owner"])
+def test_many_alerts_inhibit_those_of_their_owner_and_severity(alertmanager: Alertmanager, owner: Alert) -> None:
+    kept = [
+        alert("ManyAlerts", "critical", **owner),
+        alert("DataBound", run="slow", **owner),
+        alert("RankStuck", "critical", run="llm", owner="1002"),
+        alert("GpuLost", "critical", instance="a", uuid="GPU-0"),
+    ]
+    alertmanager.fire(
+        *kept,
+        alert("RankStuck", "critical", run="llm", **owner),
+        alert("RankCrashed", "critical", run="vision", **owner),
+        alert("Flapping", "critical", run="speech", alert="RankscopeRankStuck", **owner),
+    )
+    assert sorted(alertmanager.uninhibited(), key=str) == sorted(kept, key=str)
+
+
+def test_many_alerts_of_two_owners_are_two_notifications(alertmanager: Alertmanager) -> None:
+    alertmanager.fire(alert("ManyAlerts", "critical", owner="1001"), alert("ManyAlerts", "critical", owner="1002"))
+    assert alertmanager.notifications() == [("RankscopeManyAlerts", 1), ("RankscopeManyAlerts", 1)]
+
+
 def test_one_fault_is_one_notification_per_run_or_node(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("RankLagging", run="llm", rank="1", node="a"),
