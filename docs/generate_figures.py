@@ -14,6 +14,8 @@ import yaml
 
 from rankscope.cli import py_spy, stacks
 from rankscope.cli.explaining import fetching
+from rankscope_exporter.diagnosis import judged
+from rankscope_exporter.diagnosis.limits import CPU_SECONDS
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.hangs import flight_recorder, plain_pickle
 from rankscope_exporter.ranks import owner_files, share
@@ -98,10 +100,10 @@ def readme() -> Figures:
         "{} faults run over gloo": [f"{len(gloo)} of {len(gloo | asynchronous)}"],
         "gloo: {} faults | asynchronous device: {} faults": [len(gloo), len(asynchronous)],
         "place and cause | {} | {} | {} | {} |": result("faults notified.*"),
-        "both named | {} | {} | not run": result("pairs of faults.*")[:2],
+        "both named | {} | {} | {} | {} |": result("pairs of faults.*"),
         "90th percentile | {} s | {} s | {} s | {} s |": seconds(0),
         "hidden ranks) | {} s | {} s | {} s | {} s |": seconds(1),
-        "without a notification | {} | {} | not run": result("runs of decoys.*")[:2],
+        "without a notification | {} | {} | {} | {} |": result("runs of decoys.*"),
         "wrong alert | {} | {} | {} | {} |": result("runs with faults.*"),
         "[{} comparisons]": [f"{right} of {right + wrong}"],
     }
@@ -150,6 +152,11 @@ def security() -> Figures:
         "more than {} ms ({} ms": [number("siege_tls", phase, "P99") for phase in ("siege", "quiet")],
         "took {} MB, above": [number("siege_tls", "the exporter within.*", "found")],
         "Steps of {} ms took {} ms more, and in the control {} ms": steps("siege_tls"),
+        "{} runs, {} s of CPU time per second, and {} MiB": [
+            judged.RUNS_OF_ALL_OWNERS,
+            CPU_SECONDS,
+            judged.REMEMBERED_BYTES // MIB,
+        ],
         "{} ordinary ranks ({} MiB)": [share.RANKS_LIMIT, share.RANKS_LIMIT * share.ORDINARY_BYTES // MIB],
         "more than {} KiB counts": [share.ORDINARY_BYTES // KIB],
         "after {} MiB, py-spy after {} s": [stacks.ANSWER_LIMIT // MIB, int(py_spy.WITHIN)],

@@ -71,7 +71,7 @@ def test_two_launchers_of_one_training_are_one_run(run_dir: Path) -> None:
 
 
 def test_ranks_of_launchers_with_one_rank_each_compete(run_dir: Path) -> None:
-    """Which of them train together is not known. Pods have one rank each."""
+    """Pods have one rank each. It is not known which of them train together."""
     with launcher(run_dir, "a", ["0"]), launcher(run_dir, "b", ["0"]):
         scan = RunDirectory([run_dir]).scan()
         assert [one.key[:2] for one in scan.ranks] == [("r", "0")]
