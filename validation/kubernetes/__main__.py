@@ -189,6 +189,7 @@ def victoria_metrics(cluster: Cluster, directory: Path, configuration: Manifest)
     arguments = [
         str(cluster.programs / "victoria-metrics"),
         f"-promscrape.config={directory / 'victoria.yml'}",
+        "-promscrape.config.strictParse=false",  # it lacks some limits of a scrape
         f"-storageDataPath={directory / 'victoria'}",
         f"-httpListenAddr={url.removeprefix('http://')}",
         "-search.latencyOffset=1s",
