@@ -316,6 +316,7 @@ VICTIM = [
 ]
 LIES = [
     *VICTIM[:2],
+    'rankscope_rank_up{run="train",owner="1000",rank="0"} 1',
     'rankscope_finding_ratio{run="train",owner="1000",kind="hang",cause="outside_collective",rank="0",uuid="GPU-1"} 1',
     'rankscope_finding_evidence{run="train",owner="1000",kind="hang",name="stalled",pod_namespace="rankscope"} 900',
     'rankscope_gpu_up{gpu="0",uuid="GPU-1"} 0',
@@ -353,7 +354,7 @@ def test_a_lying_pod_alerts_only_as_its_namespace_and_not_about_gpus(
     }
     from_liar = [one for one in lies if one["__name__"].startswith("rankscope_")]
     assert {one["__name__"] for one in from_liar} == {
-        *("rankscope_exporter_build_info", "rankscope_run_judged_info"),
+        *("rankscope_exporter_build_info", "rankscope_run_judged_info", "rankscope_rank_up"),
         *("rankscope_finding_ratio", "rankscope_finding_evidence"),
     }
     assert {(one["instance"], one["pod_namespace"]) for one in from_liar} == {("ml/liar-0", "ml")}

@@ -30,12 +30,13 @@ http.server.HTTPServer(("", 10417), Page).serve_forever()
 
 
 def lies(run: str, owner: str) -> str:
-    """Return a page that says: an exporter judges this run, and the run hangs."""
+    """Return a page that says: an exporter has a rank of this run and judges it, and the run hangs."""
     of_run = f'run="{run}",owner="{owner}"'
     return "\n".join(
         (
             'rankscope_exporter_build_info{version="1"} 1',
             f'rankscope_run_judged_info{{{of_run},by="gpu-node-1"}} 1',
+            f'rankscope_rank_up{{{of_run},rank="0"}} 1',
             f'rankscope_finding_ratio{{{of_run},kind="hang",cause="outside_collective",rank="0"}} 1',
             f'rankscope_finding_evidence{{{of_run},kind="hang",name="stalled",pod_namespace="rankscope"}} 900\n',
         )

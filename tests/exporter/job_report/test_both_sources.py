@@ -92,7 +92,7 @@ def job(run_dir: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Scra
     job = ScrapedJob(run_dir, state_dir, time.time() - AGO - 1000.0)
     job._settings = replace(job._settings, thresholds=change_thresholds(Thresholds(), {"stuck": 20.0}))
     job.start_exporter()
-    clock = SimpleNamespace(time=lambda: job.at + job.booted, monotonic=lambda: job.at)
+    clock = SimpleNamespace(time=lambda: job.at + job.booted, monotonic=lambda: job.at, thread_time=lambda: 0.0)
     monkeypatch.setattr(look, "time", clock)
     monkeypatch.setattr(collector, "time", clock)
     return job
