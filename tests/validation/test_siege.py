@@ -25,6 +25,7 @@ from validation.siege.target import INSIDER, RUN, VICTIM, Seen, Target
 from rankscope.record.group_name import members
 from rankscope.record.reader import read_rank
 from rankscope_exporter.ranks.checks import check_info
+from rankscope_exporter.ranks.owner_files import DIRECTORY_LIMIT
 from rankscope_exporter.ranks.parallelism import coordinates
 
 __all__ = ["web_config"]
@@ -57,6 +58,9 @@ class TestOnTheDirectory:
             (records.forged_uuids, "claimed"),
             (records.large_groups, "groups named"),
             (records.broken, "truncated"),
+            (records.long_names, "runs"),
+            (records.many_users, "updates of all users"),
+            (records.costly_runs, "updates of all runs"),
         ],
     )
     def test_the_attack_happens_and_leaves_nothing_behind(
@@ -129,6 +133,7 @@ class TestOnThePort:
             (clients.guesses, "401"),
             (clients.odd_accepts, "200"),
             (clients.damaged_requests, "400"),
+            (clients.pages, "200"),
         ],
     )
     def test_the_attack_happens_and_the_server_goes_on(
@@ -182,7 +187,7 @@ def observed(**others: object) -> Observed:
     scrapes = [Scraped(1000 + half / 2, 0.01, "", ("0", "1"), 1000) for half in range(80)]
     made = {"phases": phases, "steps": steps, "scrapes": scrapes, "missed": {"0": 0, "1": 0}, "peak": 100_000_000}
     attackers = [("silent connections", {"cpu": 1.0, "seconds": 10.0, "seen": {"opened": 1}})]
-    made |= {"load": [1.0], "attackers": attackers, **others}
+    made |= {"load": [1.0], "attackers": attackers, "saved": [(1000, True)], **others}
     return Observed(1.0, 1, "1", **made)
 
 
@@ -194,6 +199,11 @@ def failing(seen: Observed) -> list[str]:
 class TestSummary:
     def test_all_checks_hold_without_a_violation(self) -> None:
         assert failing(observed()) == []
+
+    @pytest.mark.parametrize("saved", [(DIRECTORY_LIMIT + 1, True), (1000, False)])
+    def test_a_large_state_directory_and_one_without_the_victims_state_are_found(self, saved: tuple[int, bool]) -> None:
+        (found,) = failing(observed(saved=[(1000, True), saved]))
+        assert "the victim's" in found
 
     def test_a_failed_scrape_counts_as_infinitely_late(self) -> None:
         (found,) = failing(observed(scrapes=[*observed().scrapes, Scraped(1015.2, 0.001, "503")]))

@@ -107,6 +107,9 @@ def _phase(node: Node, observed: Observed, name: str, number: int, seconds: floa
         observed.load.append(os.getloadavg()[0])
         sleep_until(time.monotonic() + min(LOOK_EVERY, left))
     observed.phases.append(Phase(name, number, began, time.time(), cpu_seconds(node.exporter_pid) - cpu))
+    saved = [path for path in node.state.iterdir() if path.is_file()]
+    has_victims = any(path.name.startswith(f"state-{VICTIM}") for path in saved)
+    observed.saved.append((sum(path.stat().st_size for path in saved), has_victims))
 
 
 def _read_results(node: Node, observed: Observed) -> None:

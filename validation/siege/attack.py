@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from testing import crowd
 from validation.siege import clients, records
-from validation.siege.target import Seen, Target
+from validation.siege.target import ATTACKER, LONG_NAMES_USER, Seen, Target
 
 LONGEST = 3600.0  # seconds
 SLICE = 0.1  # seconds, a share of which a burner computes
@@ -28,6 +29,8 @@ class Attack:
 
     act: Callable[[Target, Seen], Generator[None]]
     pause: float  # seconds
+    uid: int = ATTACKER
+    """Root writes records of any user, as a pod can whose users are mapped."""
 
 
 def burn(target: Target, seen: Seen) -> Generator[None]:
@@ -48,6 +51,9 @@ ATTACKS = {
     "forged dead ranks": Attack(records.forged_dead, 0.2),
     "forged GPUs": Attack(records.forged_uuids, 0.2),
     "large groups": Attack(records.large_groups, 0.5),
+    "many users": Attack(records.many_users, crowd.STEP, uid=0),
+    "costly runs": Attack(records.costly_runs, crowd.STEP, uid=0),
+    "long names": Attack(records.long_names, 1.0, LONG_NAMES_USER),
     "read locks": Attack(records.read_locks, 0.2),
     "broken records": Attack(records.broken, 0.2),
     "closed directory": Attack(records.closed_directory, 0.5),
@@ -60,6 +66,7 @@ ATTACKS = {
     "begun handshakes": Attack(clients.handshakes, 0.1),
     "guessed passwords": Attack(clients.guesses, 0.2),
     "odd Accept headers": Attack(clients.odd_accepts, 0.2),
+    "pages in a loop": Attack(clients.pages, 0.1),
     "damaged requests": Attack(clients.damaged_requests, 0.2),
 }
 BURN = "burn"

@@ -23,6 +23,7 @@ ENDLESS = 24 * 1024 * 1024  # bytes after which one is abandoned: the kernel buf
 GUESSES = 40  # at once: more than the limit for one address
 START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /-/release HTTP/1.1\r\nHost: x\r\n"
+PAGES, LOOPS = (b"/", b"/-/healthy", b"/-/ready", b"/none"), 20
 CHURN = 300  # connections an act, and held: more than the kernel's queue
 LARGE = START + b"X-Long: " + b"a" * 59_000  # a request of 60 kB without its end
 CHURNED = (LARGE + b"\r\n\r\n", LARGE, (START + b"\r\n") * 8, b"")
@@ -266,6 +267,15 @@ def odd_accepts(target: Target, seen: Seen) -> Generator[None]:
             while connection.recv(1 << 20):
                 pass
         yield
+
+
+def pages(target: Target, seen: Seen) -> Generator[None]:
+    """Request the status page and others in a loop, on several connections; the password is right."""
+    with HeldConnections(target, seen, LOOPS) as held:
+        for path in cycle(PAGES):
+            held.read()
+            held.fill(ASK.replace(b"/metrics", path) + b"Connection: close\r\n\r\n")
+            yield
 
 
 def damaged_requests(target: Target, seen: Seen) -> Generator[None]:

@@ -21,7 +21,7 @@ from deploy.prometheus import fast
 from testing import servers
 from testing.authority import Authority
 from testing.job.launch import JobError, TrainingJob
-from validation.siege.attack import BURN
+from validation.siege.attack import ALL, BURN
 from validation.siege.clients import basic
 from validation.siege.interpreter import ROOT, as_user, environment, for_user
 from validation.siege.target import ATTACKER, EXPORTER, GPUS, INSIDER, RANKS, RUN, VICTIM, Target, any_server
@@ -71,7 +71,7 @@ class Node:
     def __init__(self, directory: Path, memory: Path, *, tls: bool) -> None:
         self.directory = directory
         self.scrapes = directory / "scrapes.jsonl"
-        self._job = memory / "job"
+        self._job, self.state = memory / "job", memory / "state"
         self._python = for_user(VICTIM)
         self._password = secrets.token_hex(8)
         self.target = Target(str(memory / "ranks"), str(memory / "closed"), HOST, servers.free_port(), SCRAPER, tls)
@@ -108,7 +108,7 @@ class Node:
                     command = [self._python, "-m", "validation.siege.attack"]
                     command += [BURN if target.share else name, json.dumps(asdict(target))]
                     processes[name] = subprocess.Popen(
-                        as_user(ATTACKER, *command), stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
+                        as_user(ALL[name].uid, *command), stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
                     )
                 for process in processes.values():
                     assert process.stdout is not None
@@ -130,6 +130,7 @@ class Node:
             (Path(self.target.run_dir), 0, 0o1777),
             (Path(self.target.closed_dir), ATTACKER, 0o755),
             (self._job, VICTIM, 0o755),
+            (self.state, EXPORTER, 0o755),
         ):
             path.mkdir()
             os.chown(path, owner, owner)
@@ -158,7 +159,7 @@ class Node:
         web = self._write_config("web.yml", sections)
         command = [self._python, "-m", "rankscope_exporter", f"--web.listen-address={HOST}:{self.target.port}"]
         command += [f"--run-dir={self.target.closed_dir}", f"--run-dir={self.target.run_dir}"]
-        command += [f"--simulate={scenario}", f"--web.config.file={web}"]
+        command += [f"--simulate={scenario}", f"--web.config.file={web}", f"--state-dir={self.state}"]
         log = self.directory / "exporter.log"
         server = AuthenticatedServer(
             "exporter", in_own_session(as_user(EXPORTER, *command)), f"{self._scheme}://{HOST}:{self.target.port}", log

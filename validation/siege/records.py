@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from testing import crowd
 from validation.fuzz.rank_files import damaged
 from validation.siege.target import GPUS, RUN, VICTIM, Seen, Target
 
@@ -36,6 +37,11 @@ DEAD = 60
 RANKS_WITH_LARGE_GROUPS = 64
 DAMAGED = 100
 HELD = 100  # descriptors
+MANY_UIDS, USERS_AT_ONCE = 200_000, 48
+COSTLY_UIDS = 300_000
+COSTLY = (4, 15, 4)
+"""Owners, runs of each and ranks of each run."""
+RUNS_WITH_LONG_NAMES, LONG = 128, "\N{GRINNING FACE}" * 65
 READ_LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
 
 
@@ -171,6 +177,41 @@ def large_groups(target: Target, seen: Seen) -> Generator[None]:
             _remove(writer)
 
 
+def many_users(target: Target, seen: Seen) -> Generator[None]:
+    """Publish ranks of many users with costly records, all of which become other users every few seconds."""
+    for _ in crowd.act(Path(target.run_dir), MANY_UIDS, USERS_AT_ONCE, 1, 1, "hostile", 5.0):
+        seen["updates of all users"] += 1
+        yield
+
+
+def costly_runs(target: Target, seen: Seen) -> Generator[None]:
+    """Publish the most runs that are diagnosed, of several users, in which all counters increase at each poll."""
+    for _ in crowd.act(Path(target.run_dir), COSTLY_UIDS, *COSTLY, "hostile"):
+        seen["updates of all runs"] += 1
+        yield
+
+
+def long_names(target: Target, seen: Seen) -> Generator[None]:
+    """Publish runs with long names of phases, each time with another rank, and end them, to fill the state."""
+    phases = [f"{number}-{LONG}" for number in range(20)]
+    living: list[RankWriter] = []
+    try:
+        for turn in count():
+            for number in range(RUNS_WITH_LONG_NAMES):
+                labels = _labels(target) | {"run": f"long-{number}", "rank": str(turn % 64), "world_size": "64"}
+                living.append(_publish(target, f"long-{number}-{turn}", **labels | {"group": "0-63", "phases": phases}))
+                for position in range(len(layout.PHASES) + len(phases)):
+                    living[-1].slots[INDEX["phase_seconds"] + position] = 1 / 3
+            seen["runs"] += RUNS_WITH_LONG_NAMES
+            yield
+            for writer in living:
+                _remove(writer)
+            living.clear()
+    finally:
+        for writer in living:
+            _remove(writer)
+
+
 def read_locks(target: Target, seen: Seen) -> Generator[None]:
     """Try to lock the victim's records for reading, by process and by open file."""
     held: deque[int] = deque()
@@ -264,7 +305,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _publish(target: Target, name: str, now: float | None = None, **labels: str) -> RankWriter:
+def _publish(target: Target, name: str, now: float | None = None, **labels: Any) -> RankWriter:
     writer = RankWriter()
     age = 60.0 if now is None else time.time() - now
     writer.slots[INDEX["started_monotonic"]] = time.monotonic() - age

@@ -16,6 +16,8 @@ from validation.siege.figures import Blocks, Phase, blocks, difference
 from validation.siege.scraper import Scraped
 from validation.siege.target import RANKS, RUN, VICTIM
 
+from rankscope_exporter.ranks.owner_files import DIRECTORY_LIMIT
+
 QUIET, SIEGE, BURN, AGAIN = "quiet", "siege", "burn", "quiet again"
 PHASES = (QUIET, SIEGE, BURN, AGAIN)
 LONGEST_SCRAPE = 50.0  # milliseconds, for 99 of 100 scrapes
@@ -24,11 +26,11 @@ CONTROL, SIEGE_TO_QUIET = "quiet again - quiet (A/A)", "siege - quiet"
 
 ABOUT = """\
 A real job of two ranks (DDP over gloo; each step sleeps 45 ms in place of a device) trains with a real exporter with a
-password and a real Prometheus with the fast rules. On the same machine another user makes every attack of
-`tests/attacks` that is possible on a node, all at once. Addresses are 192.0.2.0/24 in a separate network namespace,
-because 127.0.0.0/8 counts as one client. Each attacker has its own address, and so do the scraper and Prometheus. The
-job, the exporter and the scraper have their own sessions, as a scheduler's job and a service have their own control
-groups: the kernel divides the CPU among sessions (`sched_autogroup_enabled`).
+password and a real Prometheus with the fast rules. On the same machine other users make every attack of `tests/attacks`
+that is possible on a node, all at once; *many users* become 48 others every five seconds. Addresses are 192.0.2.0/24 in
+a separate network namespace, because 127.0.0.0/8 counts as one client. Each attacker has its own address, and so do the
+scraper and Prometheus. The job, the exporter and the scraper have their own sessions, as a scheduler's job and a
+service have their own control groups: the kernel divides the CPU among sessions (`sched_autogroup_enabled`).
 
 Phases alternate: *quiet*, *siege*, *burn*, *quiet again*. In *burn* the same number of processes use as much CPU time
 as the attackers did, without touching Rankscope: any program costs the victim's steps that much. Each scrape of the
@@ -37,8 +39,8 @@ scraper has a new connection; its latency is from `connect` to the last byte of 
 With `--tls` the exporter, the scraper, Prometheus and the attackers use TLS (ECDSA P-256). Without it, a started
 handshake is refused as invalid HTTP.
 
-Not included: attacks on one command or one start of a job (`tests/attacks/cli`, `tests/attacks/job`), and those that
-need more than one uid."""
+Not included: attacks on one command or one start of a job (`tests/attacks/cli`, `tests/attacks/job`), on Alertmanager
+and other nodes, and with reused pids."""
 
 
 @dataclass
@@ -57,6 +59,8 @@ class Observed:
     """Pages that Prometheus received without this live rank, by rank of the victim."""
     failed: int = 0
     """Scrapes of Prometheus that failed."""
+    saved: list[tuple[int, bool]] = field(default_factory=list)
+    """The size of the state directory at the end of each phase, and whether it has the victim's state."""
     peak: int = 0
     """The exporter's peak of resident bytes, from the kernel."""
     load: list[float] = field(default_factory=list)
@@ -106,6 +110,7 @@ def checks(observed: Observed) -> list[Check]:
         ),
         Check("the exporter within 150 MB", observed.peak <= MOST_MEMORY, f"{observed.peak / 1e6:.1f} MB maximum"),
         _all_ranks_shown(observed),
+        _state_kept(observed),
         _no_false_alert(observed),
         Check(
             "steps no longer than the A/A control's interval explains",
@@ -121,6 +126,13 @@ def _all_ranks_shown(observed: Observed) -> Check:
     missed = sum(observed.missed.values())
     found = f"{absent} of the scraper's {len(observed.scrapes)} without one, {missed} of Prometheus's"
     return Check("both ranks of the victim on every page", not absent and not missed, found)
+
+
+def _state_kept(observed: Observed) -> Check:
+    largest, kept = max(size for size, _ in observed.saved), all(has_victims for _, has_victims in observed.saved)
+    found = f"{largest / 1e6:.1f} MB maximum, the victim's {'always' if kept else 'not always'} there"
+    limit = f"the state within {DIRECTORY_LIMIT / 2**20:.0f} MiB, with the victim's at the end of each phase"
+    return Check(limit, kept and largest <= DIRECTORY_LIMIT, found)
 
 
 def _no_false_alert(observed: Observed) -> Check:

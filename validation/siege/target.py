@@ -6,7 +6,7 @@ import ssl
 from collections import Counter
 from dataclasses import dataclass
 
-VICTIM, ATTACKER, EXPORTER = 61_001, 61_002, 61_003  # users without a name
+VICTIM, ATTACKER, EXPORTER, LONG_NAMES_USER = 61_001, 61_002, 61_003, 61_004  # users without a name
 
 RUN = "victim"
 RANKS = 2

@@ -45,7 +45,7 @@ CROWDS = {
 @contextmanager
 def crowd(directory: Path, *arguments: object) -> Iterator[Program]:
     directory.chmod(0o1777)
-    with running(sys.executable, "-m", "tests.attacks.ranks.crowd", directory, *arguments) as program:
+    with running(sys.executable, "-m", "testing.crowd", directory, *arguments) as program:
         yield program
 
 

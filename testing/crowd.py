@@ -1,6 +1,6 @@
 """Records of many runs and owners in one process, as root of a node can write them by pods with any uid.
 
-    python -m tests.attacks.ranks.crowd DIRECTORY UID OWNERS RUNS RANKS KIND [SECONDS]
+    python -m testing.crowd DIRECTORY UID OWNERS RUNS RANKS KIND [SECONDS]
 
 Each owner has so many runs with so many ranks each. With SECONDS, all of them change their owner and run that often.
 """
@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
-
-from testing.records import publish, rank_info
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
+from testing.records import publish, rank_info
 
 STEP = 0.25  # seconds
 HONEST: Mapping[str, float] = {"data_wait": 0.05, "forward": 0.3, "backward": 0.4, "collective_wait": 0.2}
@@ -43,10 +42,10 @@ def advance(writer: RankWriter, kind: str, rank: int, steps: int, now: float) ->
     for phase, share in parts.items():
         slots[INDEX["phase_seconds"] + layout.PHASES.index(phase)] = share * age
     if kind == "hostile":
-        for phase in range(len(layout.PHASES)):
-            share = (1 + (steps + rank + phase) % 3) / 40
-            slots[INDEX["phase_seconds"] + phase] = slots[INDEX["device_seconds"] + phase] = share * age
-            slots[INDEX["device_dry_seconds"] + phase] = share * age / 2
+        for position in range(len(layout.PHASES)):
+            share = (1 + (steps + rank + position) % 3) / 40
+            slots[INDEX["phase_seconds"] + position] = slots[INDEX["device_seconds"] + position] = share * age
+            slots[INDEX["device_dry_seconds"] + position] = share * age / 2
         for group in range(layout.MAX_GROUPS):
             slots[INDEX["group_collectives"] + group] = max(steps - (rank + group) % 2, 0)
             slots[INDEX["group_wait_seconds"] + group] = slots[INDEX["device_group_wait_seconds"] + group] = age / 40
@@ -56,29 +55,44 @@ def advance(writer: RankWriter, kind: str, rank: int, steps: int, now: float) ->
     slots[INDEX["step_buckets"] + 5], slots[INDEX["step_seconds"]] = steps, age
 
 
-def main() -> None:
-    directory, uid, owners, runs, ranks = Path(sys.argv[1]), *map(int, sys.argv[2:6])
-    kind, interval = sys.argv[6], float(sys.argv[7]) if len(sys.argv) > 7 else 0.0
+def act(
+    directory: Path, uid: int, owners: int, runs: int, ranks: int, kind: str, interval: float = 0.0
+) -> Generator[None]:
+    """Publish the records, and advance them each time that the generator is resumed; remove them at the end."""
     places = [(owner, run, rank) for owner in range(owners) for run in range(runs) for rank in range(ranks)]
     writers = []
     for owner, run, rank in places:
         slots = {"started_monotonic": time.monotonic(), "started_unix": time.time()}
         writer, path = publish(directory, f"{uid + owner}-{run}-{rank}", slots, **info(kind, f"r{run}", rank, ranks))
-        os.chown(path, uid + owner, uid + owner)
+        os.chown(path, uid + owner, -1)
         writers.append((writer, path))
+    began, steps, turn = time.monotonic(), 0, 0
+    try:
+        while True:
+            yield
+            now, steps = time.monotonic(), steps + 1
+            is_turn = interval and now - began > interval * (turn + 1)
+            turn += bool(is_turn)
+            for (writer, path), (owner, run, rank) in zip(writers, places, strict=True):
+                if is_turn:
+                    os.chown(path, uid + turn * owners + owner, -1)
+                    writer.write_info(info(kind, f"r{run}-{turn}", rank, ranks))
+                    writer.slots[INDEX["started_monotonic"]] = now - 1.0
+                advance(writer, kind, rank, steps, now)
+    finally:
+        for _, path in writers:
+            path.unlink(missing_ok=True)
+
+
+def main() -> None:
+    directory, (uid, owners, runs, ranks), kind = Path(sys.argv[1]), map(int, sys.argv[2:6]), sys.argv[6]
+    acts = act(directory, uid, owners, runs, ranks, kind, *map(float, sys.argv[7:]))
+    next(acts)
     print("ready", flush=True)
-    began, steps, turn, parent = time.monotonic(), 0, 0, os.getppid()
+    parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(STEP)
-        now, steps = time.monotonic(), steps + 1
-        is_turn = interval and now - began > interval * (turn + 1)
-        turn += bool(is_turn)
-        for (writer, path), (owner, run, rank) in zip(writers, places, strict=True):
-            if is_turn:
-                os.chown(path, uid + turn * owners + owner, -1)
-                writer.write_info(info(kind, f"r{run}-{turn}", rank, ranks))
-                writer.slots[INDEX["started_monotonic"]] = now - 1.0
-            advance(writer, kind, rank, steps, now)
+        next(acts)
 
 
 if __name__ == "__main__":
