@@ -34,7 +34,8 @@ def jobs(directory: Path) -> list[Job]:
         with suppress(*UNREADABLE):
             job = _job(_until_now(account), found)
             key = job.runs[0], job.owner, str(account.get("training", "")), float(account["began"])
-            known[key] = max(known.get(key, job), job, key=lambda one: one.at)
+            # The clock may have been set back before the run's end.
+            known[key] = max(known.get(key, job), job, key=lambda one: (one.ended is not None, one.at))
     return merge_trainings([*known.values()])
 
 
