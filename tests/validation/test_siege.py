@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
@@ -18,7 +19,7 @@ from tests.attacks.http.clients import server
 from tests.exporter.web.conftest import web_config
 from validation.siege import attack, clients, records
 from validation.siege.figures import Phase, blocks, difference
-from validation.siege.report import AGAIN, BURN, QUIET, SIEGE, Observed, body, checks, is_about_victim
+from validation.siege.report import PHASES, QUIET, SIEGE, Observed, body, checks, is_about_victim
 from validation.siege.scraper import Scraped, victims
 from validation.siege.target import INSIDER, RUN, VICTIM, Seen, Target
 
@@ -37,7 +38,7 @@ def target(run_dir: Path, tmp_path: Path) -> Target:
     return Target(str(run_dir), str(tmp_path / "closed"), "127.0.0.1", 9, "127.0.0.3")
 
 
-def seen_of(act: Callable[[Target, Seen], Iterator[None]], target: Target, acts: int = 1, rest: float = 0.0) -> Seen:
+def seen_of(act: Callable[[Target, Seen], Generator[None]], target: Target, acts: int = 1, rest: float = 0.0) -> Seen:
     seen = Seen()
     attacking = act(target, seen)
     for _ in islice(attacking, acts):
@@ -64,7 +65,7 @@ class TestOnTheDirectory:
         ],
     )
     def test_the_attack_happens_and_leaves_nothing_behind(
-        self, target: Target, act: Callable[[Target, Seen], Iterator[None]], word: str
+        self, target: Target, act: Callable[[Target, Seen], Generator[None]], word: str
     ) -> None:
         assert seen_of(act, target, acts=3)[word] >= 3
         assert not list(Path(target.run_dir).iterdir())
@@ -82,7 +83,7 @@ class TestOnTheDirectory:
         attacking = records.large_groups(target, Seen())
         next(attacking)
         found = [read_rank(path) for path in Path(target.run_dir).iterdir()]
-        attacking.close()  # type: ignore[attr-defined]
+        attacking.close()
         for snapshot in found:
             check_info(snapshot)
             assert "pp" in coordinates(snapshot)
@@ -137,7 +138,7 @@ class TestOnThePort:
         ],
     )
     def test_the_attack_happens_and_the_server_goes_on(
-        self, besieged: Target, act: Callable[[Target, Seen], Iterator[None]], word: str
+        self, besieged: Target, act: Callable[[Target, Seen], Generator[None]], word: str
     ) -> None:
         assert seen_of(act, besieged, acts=8, rest=0.05)[word] > 0
         assert seen_of(clients.odd_accepts, besieged) == {"200": 1}
@@ -182,10 +183,16 @@ class TestFigures:
 
 
 def observed(**others: object) -> Observed:
-    phases = [Phase(name, 0, 1000.0 + 10 * n, 1010.0 + 10 * n) for n, name in enumerate((QUIET, SIEGE, BURN, AGAIN))]
-    steps = [(1000 + tenth / 10, 0.05) for tenth in range(400)]
-    scrapes = [Scraped(1000 + half / 2, 0.01, "", ("0", "1"), 1000) for half in range(80)]
-    made = {"phases": phases, "steps": steps, "scrapes": scrapes, "missed": {"0": 0, "1": 0}, "peak": 100_000_000}
+    phases = [Phase(name, 0, 1000.0 + 10 * n, 1010.0 + 10 * n) for n, name in enumerate(PHASES)]
+    steps = [(1000 + tenth / 10, 0.05) for tenth in range(500)]
+    scrapes = [Scraped(1000 + half / 2, 0.01, "", ("0", "1"), 1000) for half in range(100)]
+    made: dict[str, Any] = {
+        "phases": phases,
+        "steps": steps,
+        "scrapes": scrapes,
+        "missed": {"0": 0, "1": 0},
+        "peak": 100_000_000,
+    }
     attackers = [("silent connections", {"cpu": 1.0, "seconds": 10.0, "seen": {"opened": 1}})]
     made |= {"load": [1.0], "attackers": attackers, "saved": [(1000, True)], **others}
     return Observed(1.0, 1, "1", **made)
@@ -205,18 +212,20 @@ class TestSummary:
         (found,) = failing(observed(saved=[(1000, True), saved]))
         assert "the victim's" in found
 
-    def test_a_failed_scrape_counts_as_infinitely_late(self) -> None:
-        (found,) = failing(observed(scrapes=[*observed().scrapes, Scraped(1015.2, 0.001, "503")]))
+    @pytest.mark.parametrize("at", [1015.2, 1025.2])
+    def test_a_failed_scrape_counts_as_infinitely_late(self, at: float) -> None:
+        (found,) = failing(observed(scrapes=[*observed().scrapes, Scraped(at, 0.001, "503")]))
         assert found.startswith("no page")
 
     def test_one_page_without_one_rank_is_a_violation(self) -> None:
         (found,) = failing(observed(scrapes=[*observed().scrapes, Scraped(1001.0, 0.001, "", ("0",))]))
-        assert found.startswith("1 of the scraper's 81")
+        assert found.startswith("1 of the scraper's 101")
         (found,) = failing(observed(missed={"0": 0, "1": 2}))
         assert found.endswith("2 of Prometheus's")
 
-    def test_steps_longer_than_the_control_explains_are_a_violation(self) -> None:
-        steps = [(end, 0.06 if 1010 <= end < 1020 else 0.05) for end, _ in observed().steps]
+    @pytest.mark.parametrize("began", [1010, 1020])
+    def test_steps_longer_than_the_control_explains_are_a_violation(self, began: float) -> None:
+        steps = [(end, 0.06 if began <= end < began + 10 else 0.05) for end, _ in observed().steps]
         (found,) = failing(observed(steps=steps))
         assert found.startswith("+10.00 [")
 

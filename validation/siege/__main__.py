@@ -25,9 +25,9 @@ from testing.processes import cpu_seconds, resident_bytes
 from validation.siege.attack import ATTACKS
 from validation.siege.figures import Phase
 from validation.siege.node import HOST, Node, sleep_until
-from validation.siege.report import ABOUT, AGAIN, BURN, QUIET, SIEGE, Observed, body, checks
+from validation.siege.report import ABOUT, AGAIN, ALL_USERS, BURN, QUIET, SIEGE, Observed, body, checks
 from validation.siege.scraper import Scraped
-from validation.siege.target import RANKS, RUN, VICTIM, Target
+from validation.siege.target import ATTACKER, RANKS, RUN, VICTIM, Target
 
 NETWORK = f'ip link set lo up && ip address add {HOST}/24 dev lo && exec "$@"'
 SETTLED = 15.0  # seconds before the first phase: the rules' windows, and the start-up
@@ -85,8 +85,13 @@ def _besiege(node: Node, observed: Observed, options: argparse.Namespace) -> Non
     for number in range(options.rounds):
         _phase(node, observed, QUIET, number, attacked / 4)
         targets = node.targets(options.only)
-        with node.attacked(targets) as reports:
-            _phase(node, observed, SIEGE, number, attacked)
+        of_one_user = {name: target for name, target in targets.items() if ATTACKS[name].uid == ATTACKER}
+        others = {name: target for name, target in targets.items() if name not in of_one_user}
+        with node.attacked(of_one_user) as reports:
+            _phase(node, observed, SIEGE, number, attacked / 2)
+            with node.attacked(others) as more:
+                _phase(node, observed, ALL_USERS, number, attacked / 2)
+        reports |= more
         observed.attackers += reports.items()
         with node.attacked(_burners(targets, reports)):
             _phase(node, observed, BURN, number, attacked / 4)

@@ -36,14 +36,15 @@ CONNECTIONS = 128
 TLS_CONNECTIONS = 64
 """The same with TLS, where each connection takes more memory, and a handshake more CPU time than an accept."""
 
-BACKLOG = 32
+BACKLOG = 16
 """Connections in each of the kernel's queues that are not accepted yet, each with 64 KiB or more of received data. If a
 queue is full, the client tries again after a second."""
 
-ACCEPT_QUEUES = 64
+ACCEPT_QUEUES = 256
 """Queues of new connections, by client address. One of each is accepted in an iteration of the event loop, at about
-0.06 ms each. A client that shares a queue with an address that fills it waits for seconds. With many short queues that
-is rare, and takes less time than with a few long ones."""
+0.06 ms each. A client that shares a queue with an address that fills it waits for seconds, as one of four clients did
+during attacks from twenty addresses with 64 queues. With many short queues that is rare, and takes less time than with
+a few long ones."""
 
 ITERATION_SECONDS = 0.002
 """Time in an iteration of the event loop for requests, also if all are from one address: they are handled as fast as
@@ -76,8 +77,9 @@ SLOW_PAGE_INTERVAL = 1.0
 SLOW_PAGE_SHARE = 0.05
 """Share of a CPU for each of the two. A page for eight ranks takes about 5 ms, so that the interval bounds it."""
 
-PAGE_BYTES = 64 * 1024 * 1024
-"""Size of all different pages that are being sent. One page may be larger if it is the only one."""
+PAGE_BYTES = 24 * 1024 * 1024
+"""Size of all different pages that are being sent: eight of the largest. One page may be larger if it is the only
+one."""
 
 WRITE_BYTES = 64 * 1024
 """Bytes of a page passed to a connection's transport at once, equal to its buffer's high-water mark. The rest is shared

@@ -14,6 +14,7 @@ import os
 import stat
 import struct
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +33,6 @@ from rankscope.record.text import is_link, is_name
 _FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock on 64 bits; the last field is l_pid
 _READ_ATTEMPTS = 50
 _BUCKETS = slice(INDEX["step_buckets"], INDEX["step_buckets"] + FIELDS["step_buckets"])
-_SLOTS = struct.Struct(f"{layout.SLOTS}d")
 INFOS_REMEMBERED = 1024  # of at most 8 kB each; as many as the exporter reads in a second
 
 
@@ -218,9 +218,9 @@ def _are_names(value: object) -> bool:
     return len(names) <= layout.MAX_PHASES and len(names) == len(set(names))
 
 
-def _slots(path: Path, data: bytes, info: dict[str, Any], ahead: float) -> tuple[float, ...]:
+def _slots(path: Path, data: bytes, info: dict[str, Any], ahead: float) -> array[float]:
     """Return the slots, with times by the reader's clock, which is `ahead` of the rank's by so many seconds."""
-    slots = _SLOTS.unpack_from(data, layout.SLOTS_OFFSET)
+    slots = array("d", data[layout.SLOTS_OFFSET : layout.SLOTS_OFFSET + 8 * layout.SLOTS])
     phases = len(layout.PHASES) + len(info.get("phases", ()))
     # NaN makes the sum NaN, and each comparison with NaN is false.
     are_values = min(slots) >= 0.0 and sum(slots) <= LARGEST and slots[INDEX["phase"]] < phases
@@ -229,10 +229,10 @@ def _slots(path: Path, data: bytes, info: dict[str, Any], ahead: float) -> tuple
     # OpenMetrics requires integers in a histogram's buckets.
     if not (are_values and is_in_order and all(map(float.is_integer, slots[_BUCKETS]))):
         raise UnreadableRecordError("foreign", path, "values that no rank can have written")
-    if not ahead:  # nearly always
-        return slots
-    moved = {INDEX[name]: slots[INDEX[name]] + ahead for name in layout.MONOTONIC if slots[INDEX[name]]}
-    return tuple(moved.get(index, value) for index, value in enumerate(slots))
+    for name in layout.MONOTONIC if ahead else ():
+        if slots[INDEX[name]]:
+            slots[INDEX[name]] += ahead
+    return slots
 
 
 def lock_holder(descriptor: int) -> int | None:

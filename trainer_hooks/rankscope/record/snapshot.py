@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import sub
@@ -60,7 +61,7 @@ class RankSnapshot:
 
     path: Path
     alive: bool
-    slots: tuple[float, ...]
+    slots: Sequence[float]
     info: dict[str, Any]
     last_words_at: float | None  # unix time at which faulthandler noted SIGTERM, if it did
     read_monotonic: float
@@ -77,7 +78,7 @@ class RankSnapshot:
 
     def many(self, field: str) -> tuple[float, ...]:
         """Return all slots of a field with several slots."""
-        return self.slots[INDEX[field] : INDEX[field] + FIELDS[field]]
+        return tuple(self.slots[INDEX[field] : INDEX[field] + FIELDS[field]])
 
     def unix(self, monotonic: float) -> float:
         """Return a monotonic time of the record as unix time, by the current setting of the node's clock."""
