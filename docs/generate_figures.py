@@ -135,7 +135,7 @@ def security() -> Figures:
         "closed after {} s": [limits.KEEP_ALIVE_SECONDS],
         "at most {} KiB and {} headers": [limits.REQUEST_BYTES // KIB, limits.HEADERS],
         "{} queues of {} by": [limits.ACCEPT_QUEUES, limits.BACKLOG],
-        "{} connections ({} with TLS)": [limits.CONNECTIONS, limits.TLS_CONNECTIONS],
+        "are at most {} connections": [limits.CONNECTIONS],
         "more for {} ms": [round(1e3 * limits.ITERATION_SECONDS)],
         "{}% of a CPU (after a burst of {} ms)": [round(100 * limits.CPU_SHARE), round(1e3 * limits.CPU_BURST)],
         "these {} ms": [round(1e3 * limits.ITERATION_SECONDS)],

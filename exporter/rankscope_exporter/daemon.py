@@ -62,6 +62,7 @@ each step of each connection. With Python's default of 5 ms, each step may take 
 status page is rendered. The median scrape under attack took 24 ms with 0.5 ms, and 16 ms with this value."""
 M_MMAP_THRESHOLD, DEFAULT_THRESHOLD = -3, 128 * 1024
 """An option of glibc's mallopt, and the initial value in bytes of what it sets."""
+TRIM_INTERVAL = 2.0  # seconds between two returns of freed memory
 SHUTDOWN_GRACE = 2  # seconds for requests in flight when the daemon stops
 
 logger = logging.getLogger("rankscope_exporter")
@@ -81,6 +82,7 @@ def run(settings: Config) -> None:
     with (
         _listening(settings) as listeners,
         # On its own thread: a directory service that hangs delays no rank.
+        Worker("memory", TRIM_INTERVAL, _return_small_blocks, "cannot return memory"),
         Worker("users", USER_LOOKUP_INTERVAL, partial(_resolve, users), "cannot look up user names"),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory, rank_gpus) as ranks,
@@ -125,7 +127,7 @@ def _web_config(settings: Config) -> WebConfigFile | None:
 def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvicorn.Config:
     """Return uvicorn's configuration for `app`, with authentication and TLS as the web configuration requires."""
     tls = _tls(web_config)
-    connections = Connections(limits.connections(limits.TLS_CONNECTIONS if tls else limits.CONNECTIONS))
+    connections = Connections()
     configuration = uvicorn.Config(
         PacedPages(_gated(app, web_config) if web_config else app),
         loop="uvloop",
@@ -161,9 +163,18 @@ def _return_large_blocks() -> None:
 
     Pages and received data are such blocks. On the heap, freed ones would stay resident.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, DEFAULT_THRESHOLD)
+    _glibc("mallopt", M_MMAP_THRESHOLD, DEFAULT_THRESHOLD)
+
+
+def _return_small_blocks() -> None:
+    """Return freed memory between blocks in use to the kernel: each poll has new blocks for all ranks."""
+    _glibc("malloc_trim", 0)
+
+
+def _glibc(name: str, *arguments: int) -> None:
+    function = getattr(ctypes.CDLL(None), name, None)  # musl has none
+    if function is not None:
+        function(*arguments)
 
 
 def _serve(configuration: uvicorn.Config, listeners: list[socket.socket], scheme: str) -> None:

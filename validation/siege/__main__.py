@@ -34,12 +34,19 @@ SETTLED = 15.0  # seconds before the first phase: the rules' windows, and the st
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 INSIDE = "RANKSCOPE_SIEGE_INSIDE"
 LOOK_EVERY = 1.0
+LONGEST_OTHER = 120.0
+"""Seconds of a phase without attackers."""
 
 
 def main() -> int:
     """Run the siege and publish; return 1 if a check fails, 2 if the siege did not run."""
     parser = report.parser(__doc__, prog="make siege")
-    parser.add_argument("--minutes", type=float, default=10, help="minutes of siege; a quarter for each other phase")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10,
+        help="minutes of siege, plus other phases",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds into which they are divided")
     parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), metavar="ATTACK")
     parser.add_argument("--tls", action="store_true", help="have the exporter serve HTTPS")
@@ -82,8 +89,9 @@ def _observed(options: argparse.Namespace) -> Observed:
 
 def _besiege(node: Node, observed: Observed, options: argparse.Namespace) -> None:
     attacked = options.minutes * 60 / options.rounds
+    other = min(attacked / 4, LONGEST_OTHER)
     for number in range(options.rounds):
-        _phase(node, observed, QUIET, number, attacked / 4)
+        _phase(node, observed, QUIET, number, other)
         targets = node.targets(options.only)
         of_one_user = {name: target for name, target in targets.items() if ATTACKS[name].uid == ATTACKER}
         others = {name: target for name, target in targets.items() if name not in of_one_user}
@@ -94,8 +102,8 @@ def _besiege(node: Node, observed: Observed, options: argparse.Namespace) -> Non
         reports |= more
         observed.attackers += reports.items()
         with node.attacked(_burners(targets, reports)):
-            _phase(node, observed, BURN, number, attacked / 4)
-        _phase(node, observed, AGAIN, number, attacked / 4)
+            _phase(node, observed, BURN, number, other)
+        _phase(node, observed, AGAIN, number, other)
 
 
 def _burners(targets: dict[str, Target], reports: dict[str, dict[str, Any]]) -> dict[str, Target]:

@@ -25,7 +25,7 @@ START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /-/release HTTP/1.1\r\nHost: x\r\n"
 PAGES, LOOPS = (b"/", b"/-/healthy", b"/-/ready", b"/none"), 20
 CHURN = 300  # connections an act, and held: more than the kernel's queue
-LARGE = START + b"X-Long: " + b"a" * 59_000  # a request of 60 kB without its end
+LARGE = START + b"X-Long: " + b"a" * 30_000  # a request of 30 kB without its end
 CHURNED = (LARGE + b"\r\n\r\n", LARGE, (START + b"\r\n") * 8, b"")
 ENDLESS_REQUESTS = (
     (b"GET /", b"a" * 65536),
@@ -186,7 +186,7 @@ def churn(target: Target, seen: Seen) -> Generator[None]:
 
 
 def dropped(target: Target, seen: Seen) -> Generator[None]:
-    """Open connections and reset them, most before they are accepted, with a request of 60 kB or none."""
+    """Open connections and reset them, most before they are accepted, with a request of 30 kB or none."""
     for number in count():
         if connection := _open_connection(target, CHURNED[number % 2 * 3]):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -36,9 +36,10 @@ divides the CPU among sessions (`sched_autogroup_enabled`).
 
 Phases alternate: *quiet*, *siege*, *siege of many users*, *burn*, *quiet again*. In *siege*, one user attacks. In
 *siege of many users*, which takes half of the time, these attacks go on, and others begin: 53 other users write costly
-records, of whom 48 become other users every five seconds. In *burn* the same number of processes use as much CPU time
-as the attackers did, without touching Rankscope: any program costs the victim's steps that much. Each scrape of the
-scraper has a new connection; its latency is from `connect` to the last byte of the page.
+records, of whom 48 become other users every five seconds. Each other phase takes a quarter as long as the siege, at
+most two minutes. In *burn* the same number of processes use as much CPU time as the attackers did, without touching
+Rankscope: any program costs the victim's steps that much. Each scrape of the scraper has a new connection; its latency
+is from `connect` to the last byte of the page.
 
 With `--tls` the exporter, the scraper, Prometheus and the attackers use TLS (ECDSA P-256). Without it, a started
 handshake is refused as invalid HTTP.

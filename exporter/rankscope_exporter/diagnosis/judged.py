@@ -19,8 +19,8 @@ RUNS_LIMIT, RANKS_LIMIT = 16, 64
 RUNS_OF_ALL_OWNERS = 64
 REMEMBERED_LIMIT = 2 * RUNS_LIMIT
 """The most runs that are remembered per owner: an owner can start a run with a new name each second."""
-REMEMBERED_BYTES = 24 * 2**20
-"""The most memory of all runs, by `RunJudge.kept_bytes`. A run of 16 ranks takes a tenth of it."""
+REMEMBERED_BYTES = 8 * 2**20
+"""The most memory of all runs, by `RunJudge.kept_bytes`. A run of 16 ranks takes a third of it."""
 FORGET_AFTER = 900.0
 """Seconds after which a run that is not seen is forgotten. Ended ranks are shown for ten minutes."""
 LIMITS = ("too_many_runs", "too_much_cpu_time")

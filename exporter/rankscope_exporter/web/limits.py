@@ -18,7 +18,7 @@ KEEP_ALIVE_SECONDS = 5
 EXPIRY_RETRY_SECONDS = 1.0
 """Time until a deadline is checked again that passed while the connection waited for its turn."""
 
-REQUEST_BYTES = 64 * 1024
+REQUEST_BYTES = 32 * 1024
 """Size of a request with its body, which no page reads. A request of Prometheus has about 400 bytes."""
 
 HEADERS = 100
@@ -30,11 +30,8 @@ PARSE_BYTES = 16 * 1024
 PIPELINED_REQUESTS = 8
 """Requests that may wait on one connection for earlier responses. Prometheus sends none; each takes 3 kB."""
 
-CONNECTIONS = 128
+CONNECTIONS = 64
 """Open connections of all clients. Above that, a new one closes another (connections.py). Prometheus needs one."""
-
-TLS_CONNECTIONS = 64
-"""The same with TLS, where each connection takes more memory, and a handshake more CPU time than an accept."""
 
 BACKLOG = 16
 """Connections in each of the kernel's queues that are not accepted yet, each with 64 KiB or more of received data. If a
@@ -69,7 +66,7 @@ all requests in between share the next one. A client that sends one request a se
 
 REQUEST_INTERVAL = 0.005
 """Seconds from one request for another page than /metrics to the next, for all clients together: each takes the event
-loop about 0.5 ms. If all CONNECTIONS wait, that is 0.64 s; a probe of Kubernetes waits for 1 s by default."""
+loop about 0.5 ms. If all CONNECTIONS wait, that is 0.32 s; a probe of Kubernetes waits for 1 s by default."""
 
 SLOW_PAGE_INTERVAL = 1.0
 """Seconds from one status page to the next, and likewise for /api/v1/runs: their content changes once a second."""
@@ -77,8 +74,8 @@ SLOW_PAGE_INTERVAL = 1.0
 SLOW_PAGE_SHARE = 0.05
 """Share of a CPU for each of the two. A page for eight ranks takes about 5 ms, so that the interval bounds it."""
 
-PAGE_BYTES = 24 * 1024 * 1024
-"""Size of all different pages that are being sent: eight of the largest. One page may be larger if it is the only
+PAGE_BYTES = 8 * 1024 * 1024
+"""Size of all different pages that are being sent: three of the largest. One page may be larger if it is the only
 one."""
 
 WRITE_BYTES = 64 * 1024
@@ -101,9 +98,9 @@ LOG_INTERVAL = 60.0
 """Seconds between log lines about closed client connections."""
 
 
-def connections(most: int = CONNECTIONS) -> int:
-    """Return how many connections may be open, at most `most`."""
-    return _within_descriptors(most, DESCRIPTORS_PER_CONNECTION)
+def connections() -> int:
+    """Return how many connections may be open."""
+    return _within_descriptors(CONNECTIONS, DESCRIPTORS_PER_CONNECTION)
 
 
 def accept_queues() -> int:

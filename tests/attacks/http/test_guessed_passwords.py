@@ -11,7 +11,7 @@ import pytest
 from tests.attacks.http.clients import read_all, request, scrape, server, status
 from tests.exporter.web.conftest import basic
 
-GUESSES = 100
+GUESSES = 50
 
 
 @pytest.fixture

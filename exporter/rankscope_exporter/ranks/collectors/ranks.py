@@ -13,6 +13,7 @@ from rankscope_exporter.exposition.sample_cache import SampleCache, families
 from rankscope_exporter.flags import flag
 from rankscope_exporter.ranks.metrics import collectives, life, process, steps
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
+from rankscope_exporter.ranks.share import OWNER_RANKS_LIMIT, RANKS_LIMIT
 
 SKIP_REASONS = (
     "truncated",
@@ -38,9 +39,9 @@ SKIPPED = SCAN.gauge(
     "run, rank and owner is shown: `duplicate`. Impossible values: `unnamed` (the run has no name), `impossible_rank` "
     "(the rank is not below the world size), `future_start` (more than a minute in the future). Limits: "
     "`too_many_files` (more than 1,024, or 256 of one owner; the files that a scan has not reached count as 1 for each "
-    "directory), `too_many_ranks` (more than 256, or 128 of one owner; a rank that may take more than 32 KiB on the "
-    "page counts as several), `too_many_names` (new names of the owner's runs, ranks, groups, phases and so on may "
-    "create more than 100,000 new series at once, or 300,000 per hour).",
+    f"directory), `too_many_ranks` (more than {RANKS_LIMIT}, or {OWNER_RANKS_LIMIT} of one owner; a rank that may take "
+    "more than 32 KiB on the page counts as several), `too_many_names` (new names of the owner's runs, ranks, "
+    "groups, phases and so on may create more than 100,000 new series at once, or 300,000 per hour).",
     lambda scan: {reason: scan.skipped[reason] for reason in SKIP_REASONS},
     "reason",
 )
