@@ -123,6 +123,10 @@ class Attachment:
         self._stack_dump.forget()
         self.writer.detach()
 
+    def note_fork(self, is_forking: bool) -> None:
+        """Note SIGTERM in any thread while this process forks."""
+        self._ending.note_in_any_thread(is_forking)
+
     def begin_as_child(self) -> None:
         """Start over in a forked child, which may become a rank of its own. Its parent's record stays as it is."""
         self.publication.restart()
@@ -232,7 +236,7 @@ def instrument() -> None:
         logger.warning("rankscope: not watching this process: %s", error)
         return
     _attachment = attachment
-    forks.watch(_after_fork)
+    forks.watch(_on_fork, _after_fork)
 
 
 def uninstrument() -> None:
@@ -256,6 +260,11 @@ def _restore(undo: Undo) -> None:
 def current() -> Attachment | None:
     """Return what `instrument()` attached, or None."""
     return _attachment
+
+
+def _on_fork(is_forking: bool) -> None:
+    if _attachment is not None:
+        _attachment.note_fork(is_forking)
 
 
 def _after_fork() -> None:

@@ -385,6 +385,20 @@ print(helper, flush=True)
         os.kill(helper, signal.SIGKILL)
 
 
+def test_sigterm_in_a_thread_without_python_code_is_noted_while_the_process_forks(run_dir: Path) -> None:
+    stopped_in_fork = """
+import ctypes, os, time
+native = ctypes.CDLL(None)
+native.pthread_create(ctypes.byref(ctypes.c_ulong()), None, native.pause, None)
+os.register_at_fork(before=lambda: (print("forking", flush=True), time.sleep(600)))
+"""
+    with job("os.fork()", rank=stopped_in_fork + TRAIN) as process:
+        assert process.read_line() == "forking"
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
+    assert record_in(run_dir).exit_reason == "sigterm"
+
+
 def test_a_child_keeps_the_sigterm_handler_that_its_parent_set_after_the_hook(run_dir: Path) -> None:
     forked = """
 signal.signal(signal.SIGTERM, lambda *_: os._exit(9))

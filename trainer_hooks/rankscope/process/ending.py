@@ -85,6 +85,17 @@ class Ending:
         elif self._watches_sigterm:
             self._forget_sigterm()
 
+    def note_in_any_thread(self, is_forking: bool) -> None:
+        """Note SIGTERM also in a thread without Python code while the process forks, and then no longer.
+
+        Such a thread (NCCL, OpenMP) receives it while the forking thread blocks it. faulthandler then reads the stacks
+        of the Python threads, which could crash a process that handles the signal: not if it survives.
+        """
+        if self._watches_sigterm and (not is_forking or signal.getsignal(signal.SIGTERM) is signal.SIG_DFL):
+            descriptor = self._writer.fileno()
+            if descriptor >= 0:
+                faulthandler.register(signal.SIGTERM, file=descriptor, all_threads=is_forking, chain=True)
+
     def poll(self) -> None:
         """Forget, at the end of a step, what the process has survived by training on: a caught exit, a SIGTERM."""
         self.forget_failure()
