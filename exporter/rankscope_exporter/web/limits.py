@@ -88,11 +88,11 @@ that does not read, and copying them takes most of the event loop's time while s
 that reads gets 5 MB a second on a network with a round trip of 0.1 s."""
 
 PASSWORD_CHECKS = 64
-"""Password checks that may be queued. Each takes 120 ms at bcrypt's cost 10, with the pause after it: 8 s in total,
-less than a scrape's 10 s."""
+"""Password checks that may be queued. Each takes 240 ms at bcrypt's cost 10, with the pause after it: 15 s in total.
+Addresses take turns, so that a scraper waits for few of them."""
 
 PASSWORD_CHECKS_PER_ADDRESS = 16
-"""Queued password checks of one address: 2 s."""
+"""Queued password checks of one address: 4 s."""
 
 LOG_INTERVAL = 60.0
 """Seconds between log lines about closed client connections."""
