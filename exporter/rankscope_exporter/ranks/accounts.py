@@ -28,6 +28,7 @@ class Accounts:
 
     def __init__(self, files: OwnerFiles | None, procfs: Path = PROCFS) -> None:
         """Set the files of the state directory; None for no journal."""
+        self._files = files
         self._journal = journal.Journal(files) if files else None
         self._procfs = procfs
         self._accounts: dict[Run, Account] = {}
@@ -43,6 +44,8 @@ class Accounts:
         ranks: dict[Run, list[Rank]] = defaultdict(list)
         for rank in look.scan.ranks:
             ranks[rank.run].append(rank)
+        if self._files:
+            self._files.set_on_gpu(_owners_on_gpus(look))
         verdicts = {verdict.run: verdict for verdict in look.judged.verdicts}
         pids = {rank.snapshot.lock_pid for rank in look.scan.ranks if rank.snapshot.lock_pid}
         self._allowed = {pid: self._allowed.get(pid) or allowed_cpus(pid, self._procfs) for pid in pids}
@@ -104,6 +107,14 @@ class Accounts:
 def _recent(ended: list[dict[str, Any]], unix: float) -> list[dict[str, Any]]:
     """Return the newest of the findings that have ended in the last minutes, each by its newest end."""
     return [entry for entry in ended if unix - entry["end"] < ENDED_SHOWN_SECONDS][-ENDED_LIMIT:]
+
+
+def _owners_on_gpus(look: Look) -> Iterator[str]:
+    """Yield the owners of ranks that the driver lists on a GPU."""
+    pids = {pid for gpu in look.gpus.values() for pid in gpu.pids}
+    for rank in look.scan.ranks:
+        if rank.snapshot.lock_pid and rank.snapshot.lock_pid in pids:
+            yield rank.run[1]
 
 
 def _journal_entry(account: Account) -> dict[str, Any]:

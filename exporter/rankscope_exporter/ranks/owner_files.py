@@ -1,7 +1,8 @@
 """The files in the state directory: which owners have some, and how often they may be written.
 
 An owner has OWNER_LIMIT bytes, and all owners together have DIRECTORY_LIMIT. A user may have many uids, so a new owner
-removes no files that were written in the last days: in a full directory, nothing is saved of new owners.
+removes no files that were written in the last days: in a full directory, nothing is saved of new owners. Only a new one
+whose process is on a GPU, by the driver, replaces another: the last that came of those who have never had one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,10 @@ STATE_LIMIT = 512 * 1024
 OWNER_LIMIT = 2 * FILE_LIMIT + STATE_LIMIT
 """Bytes of an owner: the journal, the previous one, and the state."""
 OWNERS_LIMIT = 128
-DIRECTORY_LIMIT = OWNERS_LIMIT * OWNER_LIMIT + STATE_LIMIT
-"""Bytes of all files: those of each owner, and a draft."""
+GPU_OWNERS, GPU_OWNERS_LIMIT = "gpu_owners.jsonl", 64 * OWNERS_LIMIT
+"""The file of the owners that have had a GPU, and its bytes."""
+DIRECTORY_LIMIT = OWNERS_LIMIT * OWNER_LIMIT + STATE_LIMIT + GPU_OWNERS_LIMIT
+"""Bytes of all files: those of each owner, a draft, and GPU_OWNERS."""
 KEPT_SECONDS = 7 * 86_400.0
 """Seconds after which a new owner may replace one whose files were not written."""
 BYTES_PER_SECOND = 4096
@@ -49,16 +53,26 @@ class OwnerFiles:
         self._clock = clock
         self._monotonic = monotonic
         self._written: dict[str, float] = {}
-        """Unix times at which each owner's files were last written."""
+        """Unix times at which each owner's files were last written, in the order in which the owners came."""
+        self._on_gpu: Collection[str] = ()
+        """The owners with a process on a GPU now."""
         self._next: dict[Path, float] = {}
         """Times after which each file may be written again."""
         self._logged: set[tuple[str, str]] = set()
         for path in directory.glob("*-*.jsonl*"):
             self._written[_owner(path)] = max(path.stat().st_mtime, self._written.get(_owner(path), -inf))
+        self._written = dict(sorted(self._written.items(), key=lambda item: item[1]))
+        self._had_gpu: set[str] = set()
+        with suppress(OSError):
+            self._had_gpu.update(str(one.get("owner")) for one in read_lines(directory / GPU_OWNERS, GPU_OWNERS_LIMIT))
 
     def path(self, kind: str, owner: str) -> Path:
         """Return an owner's file. A range of subordinate uids has the files of its user."""
-        return self.directory / f"{kind}-{principal_of(owner) or NO_OWNER}.jsonl"
+        return self.directory / f"{kind}-{_name(owner)}.jsonl"
+
+    def set_on_gpu(self, owners: Iterable[str]) -> None:
+        """Set the owners with a process on a GPU now."""
+        self._on_gpu = {*map(_name, owners)}
 
     def is_due(self, path: Path) -> bool:
         """Return whether the file may be written now, after what was written of it before."""
@@ -87,15 +101,31 @@ class OwnerFiles:
         """Return whether there is room for the files of this file's owner."""
         owner, now = _owner(path), self._clock()
         while owner not in self._written and len(self._written) >= OWNERS_LIMIT:
-            oldest = min(self._written, key=self._written.__getitem__)
-            if now - self._written[oldest] < KEPT_SECONDS:
+            replaced = self._replaced_by(owner, now)
+            if replaced is None:
                 self.log_once("the state directory is full; saving nothing of new owners", self.directory)
                 return False
-            for path in self.directory.glob(f"*-{oldest}.*"):
+            for path in self.directory.glob(f"*-{replaced}.*"):
                 path.unlink()
-            del self._written[oldest]
+            del self._written[replaced]
         self._written[owner] = now
+        if owner in self._on_gpu and owner not in self._had_gpu:
+            self._had_gpu = (self._had_gpu & self._written.keys()) | {owner}
+            lines = [json.dumps({"owner": one}) + "\n" for one in self._had_gpu]
+            (self.directory / GPU_OWNERS).write_text("".join(lines), encoding="utf-8")
         return True
+
+    def _replaced_by(self, owner: str, now: float) -> str | None:
+        """Return the owner that a new one replaces in a full directory; None if there is none."""
+        oldest = min(self._written, key=self._written.__getitem__)
+        if now - self._written[oldest] >= KEPT_SECONDS:
+            return oldest
+        without = (one for one in reversed(self._written) if one not in self._had_gpu)
+        return next(without, None) if owner in self._on_gpu else None
+
+
+def _name(owner: str) -> str:
+    return principal_of(owner) or NO_OWNER
 
 
 def _owner(path: Path) -> str:

@@ -26,7 +26,9 @@ from rankscope_exporter.job_report.job import Job
 from rankscope_exporter.job_report.page import _findings
 from rankscope_exporter.ranks import journal, look, state_file
 from rankscope_exporter.ranks.account import GONE_LIMIT, Account, RankUse, account_from_json
-from rankscope_exporter.ranks.owner_files import FILE_LIMIT
+from rankscope_exporter.ranks.accounts import Accounts
+from rankscope_exporter.ranks.owner_files import FILE_LIMIT, OWNERS_LIMIT, OwnerFiles
+from rankscope_exporter.ranks.rank import Scan
 
 BOOTED = 1e9
 """The unix time at which the job's clock was 0."""
@@ -210,6 +212,19 @@ def gpus(at: float) -> Mapping[str, RankGpu]:
     """Return four GPUs that are busy for half of the time, at 400 W, with 40 of 80 GB used."""
     counters, memory = GpuCounters(busy=at / 2), Memory(total=80, used=40, free=40)
     return {f"GPU-{n}": RankGpu(GpuReading(str(n)), counters, joules=400.0 * at, memory=memory) for n in range(4)}
+
+
+def test_an_owner_has_a_gpu_if_the_driver_lists_a_process_of_its_ranks(run_dir: Path, state_dir: Path) -> None:
+    judged = JudgedJob(run_dir, gpus=gpus, uuid="GPU-2").trained(1).look
+    ranks = [replace(rank, snapshot=replace(rank.snapshot, lock_pid=77)) for rank in judged.scan.ranks]
+    files = OwnerFiles(state_dir)
+    for number in range(OWNERS_LIMIT):
+        journal.Journal(files).append(f"{5000 + number}", {"run": "older"})
+    for pids, is_admitted in ((), False), ((78,), False), ((77,), True):
+        on_gpu = {uuid: gpu._replace(pids=pids) for uuid, gpu in judged.gpus.items()}
+        found = judged._replace(scan=Scan(ranks, judged.scan.skipped), gpus=on_gpu)
+        Accounts(files).update(found, {})
+        assert files.admits(files.path("journal", ranks[0].run[1])) == is_admitted
 
 
 def test_a_gpus_use_is_of_the_time_in_which_ranks_were_alive_on_it(run_dir: Path, state_dir: Path) -> None:

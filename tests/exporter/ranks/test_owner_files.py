@@ -16,6 +16,8 @@ from rankscope_exporter.ranks.owner_files import (
     BYTES_PER_SECOND,
     DIRECTORY_LIMIT,
     FILE_LIMIT,
+    GPU_OWNERS,
+    GPU_OWNERS_LIMIT,
     KEPT_SECONDS,
     OWNER_LIMIT,
     OWNERS_LIMIT,
@@ -145,6 +147,55 @@ def test_a_restarted_exporter_knows_the_owners_and_when_they_were_seen(
     journal.Journal(owner_files_at(state_dir, now)).append("7000", {"run": "new"})
     assert "new" in runs(state_dir)
     assert len(runs(state_dir)) == OWNERS_LIMIT
+
+
+def filled(files: OwnerFiles, now: SimpleNamespace, *with_gpu: str) -> None:
+    """Add as many owners as fit, of whom these have a GPU; afterwards none has."""
+    files.set_on_gpu(with_gpu)
+    for number in range(OWNERS_LIMIT):
+        journal.Journal(files).append(str(number), {"run": str(number)})
+        now.unix += 1.0
+    files.set_on_gpu([])
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_an_owner_with_a_gpu_replaces_the_newest_that_has_had_none(
+    state_dir: Path, files: OwnerFiles, now: SimpleNamespace, is_restarted: bool
+) -> None:
+    filled(files, now, "126", "127")
+    if is_restarted:
+        for number in range(OWNERS_LIMIT):
+            os.utime(state_dir / f"journal-{number}.jsonl", (now.unix + number, now.unix + number))
+        files = owner_files_at(state_dir, now)
+    journal.Journal(files).append("7000", {"run": "without"})
+    files.set_on_gpu(["7001"])
+    journal.Journal(files).append("7001", {"run": "with"})
+    kept = {*map(str, range(OWNERS_LIMIT))} - {"125"}
+    assert {*runs(state_dir)} == {*kept, "with"}
+    files.set_on_gpu([])
+    journal.Journal(files).append("125", {"run": "again"})
+    assert {*runs(state_dir)} == {*kept, "with"}
+
+
+def test_no_new_owner_replaces_one_that_has_had_a_gpu(state_dir: Path, files: OwnerFiles, now: SimpleNamespace) -> None:
+    filled(files, now, *map(str, range(OWNERS_LIMIT)))
+    files.set_on_gpu(["7001"])
+    journal.Journal(files).append("7001", {"run": "with"})
+    assert {*runs(state_dir)} == {*map(str, range(OWNERS_LIMIT))}
+
+
+def test_the_mark_of_a_gpu_is_kept_with_the_owners_files_only(
+    state_dir: Path, files: OwnerFiles, now: SimpleNamespace
+) -> None:
+    filled(files, now, *map(str, range(OWNERS_LIMIT)))
+    now.unix += 2 * KEPT_SECONDS
+    for number in range(5000, 5000 + 2 * OWNERS_LIMIT):
+        files.set_on_gpu([str(number)])
+        journal.Journal(files).append(str(number), {"run": "later"})
+    assert (state_dir / GPU_OWNERS).stat().st_size <= GPU_OWNERS_LIMIT
+    assert size(state_dir) < DIRECTORY_LIMIT
+    (state_dir / GPU_OWNERS).write_bytes(b'{"owner": 5000}\n\xff[')
+    owner_files_at(state_dir, now)
 
 
 def test_an_owner_without_runs_and_without_a_journal_leaves_room(state_dir: Path, files: OwnerFiles) -> None:
