@@ -12,7 +12,7 @@ import pytest
 from testing.programs import python, running
 from testing.records import living_rank, publish, rank_info
 
-from rankscope.record import layout
+from rankscope.record import layout, reader
 from rankscope.record.directory import opened
 from rankscope.record.layout import INDEX
 from rankscope.record.old_records import remove_old_records
@@ -210,3 +210,12 @@ def test_the_last_words_of_a_record_are_not_those_of_the_next_one(run_dir: Path)
     writer.detach()
     writer.publish(run_dir, "r.1", rank_info())
     assert read_rank(run_dir / "r.1.rank").exit_reason == "killed"
+
+
+@pytest.mark.parametrize(("phases", "is_remembered"), [(1, True), (20, False)])
+def test_an_info_is_remembered_unless_it_is_large(run_dir: Path, phases: int, is_remembered: bool) -> None:
+    _, path = publish(run_dir, phases=[f"{number}" + "\N{GRINNING FACE}" * 60 for number in range(phases)])
+    read_rank(path)
+    before = reader._parsed.cache_info().hits
+    read_rank(path)
+    assert reader._parsed.cache_info().hits - before == is_remembered

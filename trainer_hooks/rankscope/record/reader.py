@@ -33,7 +33,8 @@ from rankscope.record.text import is_link, is_name
 _FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock on 64 bits; the last field is l_pid
 _READ_ATTEMPTS = 50
 _BUCKETS = slice(INDEX["step_buckets"], INDEX["step_buckets"] + FIELDS["step_buckets"])
-INFOS_REMEMBERED = 1024  # of at most 8 kB each; as many as the exporter reads in a second
+INFOS_REMEMBERED = 1024  # as many as the exporter reads in a second
+REMEMBERED_BYTES = 4096  # of an info; one of a usual rank has about 1,500
 
 
 class UnreadableRecordError(Exception):
@@ -166,7 +167,8 @@ def _info(path: Path, data: bytes) -> dict[str, Any]:
         raise UnreadableRecordError("foreign", path, f"invalid place of its info: {text_at}")
     begin = layout.INFO_OFFSET + int(offset)
     try:
-        return _parsed(data[begin : begin + int(length)])
+        parse = _parsed if length <= REMEMBERED_BYTES else _parsed.__wrapped__
+        return parse(data[begin : begin + int(length)])
     except (ValueError, RecursionError) as error:  # thousands of brackets exhaust the parser's stack
         raise UnreadableRecordError("foreign", path, f"its info is invalid: {error}") from error
 
