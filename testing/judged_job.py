@@ -9,9 +9,10 @@ from typing import Any
 
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
-from rankscope_exporter.ranks.collectors.findings import FindingFlags, Findings
+from rankscope_exporter.ranks.collectors.findings import Findings
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
+from rankscope_exporter.ranks.diagnosis_service import DiagnosisService, FindingFlags
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
@@ -43,7 +44,8 @@ class JudgedJob:
         """Start with new collectors, as after a restart of the exporter."""
         self._alignment, self._processes = AlignedSteps(30.0), RankProcesses()
         network = Network(Path("/nonexistent"))
-        self.findings = Findings(self._alignment, self._processes, network, self._gpus, self._settings)
+        self.diagnosis = DiagnosisService(self._alignment, self._processes, network, self._gpus, self._settings)
+        self.findings = Findings(self.diagnosis)
 
     @property
     def now(self) -> float:
@@ -84,12 +86,12 @@ class JudgedJob:
     @property
     def look(self) -> Look:
         """The last poll."""
-        assert self.findings.look is not None
-        return self.findings.look
+        assert self.diagnosis.look is not None
+        return self.diagnosis.look
 
     def reporter(self) -> Reporter:
         """Return a reporter of the last poll, at the time when it is new."""
-        return Reporter(lambda: self.look.scan, self.findings, monotonic=lambda: self.look.at)
+        return Reporter(lambda: self.look.scan, lambda: self.look, monotonic=lambda: self.look.at)
 
     def report(self) -> RunReport:
         """Return the report of the only run."""

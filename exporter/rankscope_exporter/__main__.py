@@ -16,7 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message = f"{', '.join(missing)} missing; install with: pip install 'rankscope[exporter]'"
         sys.exit(_report_error(message))
     from rankscope_exporter import config, logs
-    from rankscope_exporter.daemon import StartError, run
+    from rankscope_exporter.daemon import run
+    from rankscope_exporter.node import StartError
     from rankscope_exporter.registry import HELP, OFF_BY_DEFAULT
 
     settings = config.parse(HELP, arguments, off=OFF_BY_DEFAULT)

@@ -21,9 +21,9 @@ from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 from rankscope_exporter.flags import add_flags, flag
 from rankscope_exporter.gpu.collectors.allocation import AllocationFlags
 from rankscope_exporter.ranks.collectors.alignment import AlignmentFlags
-from rankscope_exporter.ranks.collectors.findings import FindingFlags
 from rankscope_exporter.ranks.collectors.network import NetworkFlags
 from rankscope_exporter.ranks.collectors.ranks import RankFlags
+from rankscope_exporter.ranks.diagnosis_service import FindingFlags
 
 DEFAULT_PORT = 10417
 EQUIVALENT_FLAGS = dict.fromkeys(("--port", "--host", "--bind", "--address"), "--web.listen-address=HOST:PORT")

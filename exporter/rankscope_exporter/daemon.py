@@ -1,4 +1,4 @@
-"""The exporter's main program: builds all parts from the configuration, and stops them in reverse order."""
+"""The exporter's main program: serves the pages of this node, and stops all parts in reverse order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,25 +19,11 @@ from rankscope import __version__
 from rankscope.record.group_name import compact
 from rankscope_exporter import registry
 from rankscope_exporter.config import Config
-from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
+from rankscope_exporter.dcgm.collector import DcgmCollector
 from rankscope_exporter.documents import DocumentError
 from rankscope_exporter.exposition.scrape import Scrape
-from rankscope_exporter.flags import flag_name
-from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher, Scheduler, SchedulerError
-from rankscope_exporter.gpu.allocation.occupants import Occupants
-from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
-from rankscope_exporter.gpu.collector import GpuCollector
-from rankscope_exporter.gpu.collectors import allocation, gpm
-from rankscope_exporter.gpu.collectors.xid import XidCollector
-from rankscope_exporter.gpu.nvml.driver import Driver
-from rankscope_exporter.gpu.rank_gpus import RankGpus
-from rankscope_exporter.gpu.sampler import Sampler
-from rankscope_exporter.ranks.collectors.findings import Findings
-from rankscope_exporter.ranks.principals import SUBORDINATE_IDS
+from rankscope_exporter.node import StartError, build_node
 from rankscope_exporter.ranks.rank import Rank
-from rankscope_exporter.ranks.run_directory import RankPolicy, RunDirectory
-from rankscope_exporter.ranks.watcher import RankWatcher
-from rankscope_exporter.report.runs import reporter
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.connections import Connections
@@ -55,7 +40,6 @@ if TYPE_CHECKING:
     from rankscope_exporter.web.gate import Gate
 
 MAX_RUNS_LOGGED = 10  # in one log line
-USER_LOOKUP_INTERVAL = 1.0  # seconds: as often as the ranks are read
 SWITCH_INTERVAL = 0.00005
 """Seconds after which a thread must release the GIL if another thread waits for it. The event loop acquires the GIL at
 each step of each connection. With Python's default of 5 ms, each step may take that long while ranks are read or a
@@ -68,49 +52,24 @@ SHUTDOWN_GRACE = 2  # seconds for requests in flight when the daemon stops
 logger = logging.getLogger("rankscope_exporter")
 
 
-class StartError(Exception):
-    """The daemon cannot start. The text names the flag."""
-
-
 def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
-    users, occupants = UserNames(), Occupants(ProcessTable(settings.procfs))
-    rank_policy = RankPolicy(users.name, occupants.is_elsewhere, settings.has_owner, settings.users)
-    rank_gpus = RankGpus(settings.collectors)
-    run_directory = RunDirectory(settings.run_dirs, policy=rank_policy)  # stays open until the process exits
-    with (
-        _listening(settings) as listeners,
-        # On its own thread: a directory service that hangs delays no rank.
-        Worker("memory", TRIM_INTERVAL, _return_small_blocks, "cannot return memory"),
-        Worker("users", USER_LOOKUP_INTERVAL, partial(_resolve, users), "cannot look up user names"),
-        _simulation(settings, run_directory),
-        _watched_ranks(settings, run_directory, rank_gpus) as ranks,
-        _gpu_collectors(settings, ranks, users, occupants) as enabled,
-    ):
-        averages = Averages(enabled) if settings.dcgm else None
-        gpus = averages.collectors if averages else enabled
-        driver = Driver(uses_gpm=gpm.COLLECTOR.name in settings.collectors)
-        sampler = Sampler(driver, gpus, watches_xids=XidCollector.name in settings.collectors)
-        occupants.lacks, rank_gpus.sampler = sampler.lacks, sampler
-        collectors = registry.collectors(settings.collectors, gpus, sampler, ranks.collectors)
-        collectors += [DcgmCollector(averages, sampler)] if averages else []
-        scrape = Scrape(collectors, sampler.take_snapshot)
-        app = create_app(scrape, sampler, reporter(ranks), has_lifecycle=settings.enable_lifecycle)
-        sampler.start()
-        sys.setswitchinterval(SWITCH_INTERVAL)
-        _return_large_blocks()
-        gc.freeze()  # imported objects stay: a full collection takes 0.1 ms instead of 38
-        try:
+    trimming = Worker("memory", TRIM_INTERVAL, _return_small_blocks, "cannot return memory")
+    with _listening(settings) as listeners, trimming:
+        _log_run_directories(settings)
+        with build_node(settings) as node:
+            if scan := node.ranks.scan():
+                logger.info("found ranks: %s", _list_ranks(scan.ranks) or "none")
+            collectors = registry.collectors(settings.collectors, node.gpus, node.sampler, node.ranks.collectors)
+            collectors += [DcgmCollector(node.averages, node.sampler)] if node.averages else []
+            scrape = Scrape(collectors, node.sampler.take_snapshot)
+            app = create_app(scrape, node.sampler, node.reporter, has_lifecycle=settings.enable_lifecycle)
+            sys.setswitchinterval(SWITCH_INTERVAL)
+            _return_large_blocks()
+            gc.freeze()  # imported objects stay: a full collection takes 0.1 ms instead of 38
             scheme = "https" if web_config and web_config.current().context else "http"
             _serve(server_configuration(app, web_config), listeners, scheme)
-        finally:
-            sampler.stop()
-
-
-def _resolve(users: UserNames) -> None:
-    SUBORDINATE_IDS.refresh()
-    users.resolve()
 
 
 def _web_config(settings: Config) -> WebConfigFile | None:
@@ -196,39 +155,10 @@ def _listening(settings: Config) -> Iterator[list[socket.socket]]:
         yield listeners
 
 
-@contextmanager
-def _gpu_collectors(
-    settings: Config, ranks: RankWatcher, users: UserNames, occupants: Occupants
-) -> Iterator[list[GpuCollector[Any]]]:
-    """Yield the enabled GPU collectors; with `allocation`, run the thread that watches who has allocated the GPUs."""
-    enabled = registry.gpu_collectors(settings)
-    if allocation.COLLECTOR not in enabled:
-        yield enabled
-        return
-    if not settings.procfs.is_dir():
-        raise StartError(f"--path.procfs: {settings.procfs} is not a directory")
-    # The processes of simulated GPUs are in the exporter's own PID namespace.
-    processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
-    watcher = ClaimsWatcher(_schedulers(settings), ranks.scan)
-    enabled[enabled.index(allocation.COLLECTOR)] = allocation.watching(watcher.claims, processes, users, occupants)
-    with watcher:
-        yield enabled
-
-
-@contextmanager
-def _watched_ranks(settings: Config, run_directory: RunDirectory, gpus: RankGpus) -> Iterator[RankWatcher]:
-    """Run the thread that reads the ranks for the enabled rank collectors."""
+def _log_run_directories(settings: Config) -> None:
     paths = ", ".join(f"{path}{'' if path.is_dir() else ' (does not exist yet)'}" for path in settings.run_dirs)
     level = logging.INFO if any(path.is_dir() for path in settings.run_dirs) else logging.WARNING
     logger.log(level, "reading rank records from %s", paths)
-    collectors = registry.rank_collectors(settings, gpus)
-    watcher = RankWatcher(run_directory, collectors)
-    with ExitStack() as cleanup, watcher:
-        for findings in (collector for collector in collectors if isinstance(collector, Findings)):
-            cleanup.callback(findings.close)
-        if scan := watcher.scan():
-            logger.info("found ranks: %s", _list_ranks(scan.ranks) or "none")
-        yield watcher
 
 
 def _list_ranks(ranks: Sequence[Rank]) -> str:
@@ -242,32 +172,3 @@ def _list_ranks(ranks: Sequence[Rank]) -> str:
     more, ended = len(runs) - len(names), len(ranks) - sum(map(len, runs.values()))
     counts = [f"more runs: {more}"] * bool(more) + [f"ended ranks: {ended}"] * bool(ended)
     return ", ".join(names + counts)
-
-
-def _schedulers(settings: Config) -> list[Scheduler]:
-    schedulers = []
-    for setting, build in allocation.SCHEDULERS.items():
-        path = getattr(settings, setting)
-        if path is None:
-            continue
-        try:
-            schedulers.append(build(path))
-        except SchedulerError as error:
-            raise StartError(f"{flag_name(Config, setting)}: {error}") from error
-    return schedulers
-
-
-@contextmanager
-def _simulation(settings: Config, run_directory: RunDirectory) -> Iterator[None]:
-    """Install the simulated driver instead of NVIDIA's, if enabled."""
-    if settings.simulate is None:
-        yield
-        return
-    from rankscope_exporter.simulation.machine import simulated
-
-    try:
-        machine = simulated(settings.simulate, run_directory)
-    except DocumentError as error:
-        raise StartError(f"--simulate: {error}") from error
-    with machine:
-        yield

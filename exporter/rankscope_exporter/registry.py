@@ -42,6 +42,7 @@ from rankscope_exporter.ranks.collectors.findings import LIMIT_METRICS, Findings
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.collectors.ranks import Ranks
+from rankscope_exporter.ranks.diagnosis_service import DiagnosisService
 from rankscope_exporter.ranks.watcher import RankCollector
 
 # The sampler's threads read these from each device. A disabled collector makes no calls to the driver.
@@ -92,13 +93,15 @@ def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
     return [gpu.identity_collector(settings.node) if collector is gpu.COLLECTOR else collector for collector in enabled]
 
 
-def rank_collectors(settings: Config, gpus: Callable[[float], Mapping[str, RankGpu]]) -> list[RankCollector]:
-    """Build and return the enabled rank collectors."""
+def rank_collectors(
+    settings: Config, gpus: Callable[[float], Mapping[str, RankGpu]]
+) -> tuple[list[RankCollector], DiagnosisService]:
+    """Build and return the enabled rank collectors, and the diagnosis that one of them shows."""
     aligned, processes = AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)
     network = Network(settings.sysfs)
-    findings = Findings(aligned, processes, network, gpus, settings)
-    available: tuple[RankCollector, ...] = (Ranks(), aligned, processes, network, findings)
-    return [collector for collector in available if collector.name in settings.collectors]
+    diagnosis = DiagnosisService(aligned, processes, network, gpus, settings)
+    available: tuple[RankCollector, ...] = (Ranks(), aligned, processes, network, Findings(diagnosis))
+    return [collector for collector in available if collector.name in settings.collectors], diagnosis
 
 
 def collectors(

@@ -34,7 +34,7 @@ from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.gpu.collectors import allocation
 from rankscope_exporter.gpu.device_sampler import DeviceSampler, Timing
 from rankscope_exporter.gpu.states import GpuStates
-from rankscope_exporter.ranks.collectors.findings import FindingFlags
+from rankscope_exporter.ranks.diagnosis_service import FindingFlags
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.simulation import simulated_uuid
@@ -88,7 +88,7 @@ class Node:
         settings: Any = SimpleNamespace(
             collectors=registry.HELP, reference_interval=30.0, procfs=procfs, sysfs=sysfs, **vars(FindingFlags())
         )
-        self._ranks = registry.rank_collectors(settings, lambda _at: {})
+        self._ranks, _ = registry.rank_collectors(settings, lambda _at: {})
         self._users = users
 
     def sample(self, seconds: int) -> None:

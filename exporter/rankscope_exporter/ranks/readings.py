@@ -28,7 +28,7 @@ SCALER = ("amp_scale", "amp_skipped_steps")
 
 def reading(
     rank: Rank,
-    aligned: Alignment | None,
+    aligned: AlignedCounters | None,
     process: RankProcess | None,
     gpu: RankGpu | None,
     uuids: Mapping[int, str] | None = None,
@@ -87,7 +87,7 @@ def _monotonic(snapshot: RankSnapshot, unix: float) -> float | None:
 
 
 def _counters(
-    snapshot: RankSnapshot, aligned: Alignment | None, process: RankProcess | None, gpu: GpuCounters
+    snapshot: RankSnapshot, aligned: AlignedCounters | None, process: RankProcess | None, gpu: GpuCounters
 ) -> Counters:
     working, idle = snapshot.many("loader_worker_seconds")
     has_workers = bool(working or idle)
@@ -100,7 +100,7 @@ def _counters(
         device_waits=snapshot["device_waits"],
         micro_steps=snapshot["micro_steps"],
         step_buckets=snapshot.many("step_buckets"),
-        aligned=_aligned(aligned),
+        aligned=aligned or AlignedCounters(),
         collectives=CollectiveCounters(
             _by_op(snapshot, "collectives"),
             _by_op(snapshot, "collective_bytes"),
@@ -121,9 +121,8 @@ def _by_op(snapshot: RankSnapshot, name: str) -> Mapping[str, float]:
     return {op: value for op, value in zip(layout.OPS, snapshot.many(name), strict=True) if value}
 
 
-def _aligned(alignment: Alignment | None) -> AlignedCounters:
-    if alignment is None:
-        return AlignedCounters()
+def aligned_counters(alignment: Alignment) -> AlignedCounters:
+    """Return the counters of the alignment's unplanned steps now."""
     totals = alignment.unplanned
     seconds = dict(zip(layout.PHASES, alignment.phases, strict=True))
     return AlignedCounters(totals.steps, totals.seconds, totals.floor, totals.skew, dict(totals.blame), seconds)

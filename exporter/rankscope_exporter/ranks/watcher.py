@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from prometheus_client.core import Metric
 
@@ -37,14 +37,6 @@ class RankCollector(Protocol):
 
     def poll(self, scan: Scan) -> Sequence[Metric]:
         """Return its metrics for the ranks of a scan."""
-
-
-@runtime_checkable
-class Closing(Protocol):
-    """A collector that has work to do when the exporter ends normally."""
-
-    def close(self) -> None:
-        """Save its state."""
 
 
 class PolledCollector:
@@ -99,8 +91,6 @@ class PolledCollector:
             read_at, scan = work
             self._latest = read_at, _poll(self.collector, scan)
             self._is_idle.set()
-        if isinstance(self.collector, Closing):
-            self.collector.close()
 
 
 class RankWatcher(Worker):

@@ -11,11 +11,10 @@ from typing import NamedTuple
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.readings import RankReading, Run
-from rankscope_exporter.ranks.collectors.findings import Findings
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.ranks.readings import world_size
-from rankscope_exporter.ranks.watcher import STALE_AFTER, OutdatedError, RankWatcher
+from rankscope_exporter.ranks.watcher import STALE_AFTER, OutdatedError
 from rankscope_exporter.report.findings import FindingReport, PendingReport, report_finding, report_pending
 from rankscope_exporter.report.ranks import RankReport, report_rank, step_seconds
 
@@ -83,19 +82,19 @@ class Reporter:
     def __init__(
         self,
         scan: Callable[[], Scan | None],
-        findings: Findings | None,
+        look: Callable[[], Look | None],
         monotonic: Callable[[], float] = time.monotonic,
         unix: Callable[[], float] = time.time,
     ) -> None:
-        """Set the data sources. `scan` returns the last scan, None if it is too long ago."""
+        """Set the data sources: the last scan, None if it is too long ago, and the last update of the diagnosis."""
         self._scan = scan
-        self._findings = findings
+        self._look = look
         self._monotonic = monotonic
         self._unix = unix
 
     def look(self) -> Look | None:
-        """Return the last poll of the collector `findings`; None if the collector is off or the poll too long ago."""
-        look = self._findings.look if self._findings else None
+        """Return the last update of the diagnosis; None if the collector `findings` is off or late."""
+        look = self._look()
         return look if look and self._monotonic() - look.at <= STALE_AFTER else None
 
     def report(self) -> NodeReport:
@@ -110,12 +109,6 @@ class Reporter:
         moment = _Moment(read, self._unix() - (self._monotonic() - read))
         runs = [_run(run, ranks, moment, NOT_POLLED) for run, ranks in _by_run(scan.ranks).items()]
         return NodeReport(moment.unix, ordered(runs))
-
-
-def reporter(ranks: RankWatcher) -> Reporter:
-    """Return the reporter of the watched ranks."""
-    findings = [polled.collector for polled in ranks.collectors if isinstance(polled.collector, Findings)]
-    return Reporter(ranks.scan, findings[0] if findings else None)
 
 
 def report_of_look(look: Look) -> NodeReport:

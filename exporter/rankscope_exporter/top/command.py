@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.live import Live
 
 from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.node import Node
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.runs import NodeReport, RunReport
-from rankscope_exporter.top.node import Node, watch_node
+from rankscope_exporter.top.node import gpus_of, watch_node
 from rankscope_exporter.top.view import Screen, view
 
 INTERVAL = 1.0
@@ -36,7 +37,7 @@ def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
     console = Console(highlight=False)
     with suppress(KeyboardInterrupt), watch_node(run_dirs) as node:
         if once or is_json or not console.is_terminal:
-            wait_until_judged(node.runs)
+            wait_until_judged(node.reporter.report)
             _print(node, console, is_json=is_json)
         else:
             _follow(node, console)
@@ -77,14 +78,14 @@ def _print(node: Node, console: Console, *, is_json: bool) -> None:
     if is_json:
         sys.stdout.write(as_json(runs) + "\n")
     else:
-        console.print(view(runs, node.gpus(), Screen(console.width, _has_color(console)), error))
+        console.print(view(runs, gpus_of(node), Screen(console.width, _has_color(console)), error))
 
 
 def _follow(node: Node, console: Console) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             runs, error = _runs(node)
-            gpus = node.gpus()
+            gpus = gpus_of(node)
             ranks = (console.height - OTHER_LINES - len(gpus)) // max(len(runs.runs), 1)
             screen = Screen(console.width, _has_color(console), max(ranks, MIN_RANKS))
             live.update(view(runs, gpus, screen, error), refresh=True)
@@ -94,7 +95,7 @@ def _follow(node: Node, console: Console) -> None:
 def _runs(node: Node) -> tuple[NodeReport, str]:
     """Return the runs and an empty error, or no runs and the error if they cannot be read."""
     try:
-        return node.runs(), ""
+        return node.reporter.report(), ""
     except OutdatedError as error:
         return NodeReport(time.time(), ()), str(error)
 

@@ -25,10 +25,10 @@ def explain(run_dirs: Sequence[Path], run: str | None, owner: str | None, *, wit
     silence_logs()
     with watch_node(run_dirs) as node:
         try:
-            if not select(node.runs(), run, owner):
+            if not select(node.reporter.report(), run, owner):
                 return False
-            wait_until_judged(node.runs)
-            selected = select(node.runs(), run, owner)
+            wait_until_judged(node.reporter.report)
+            selected = select(node.reporter.report(), run, owner)
         except OutdatedError:
             return False
     width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))

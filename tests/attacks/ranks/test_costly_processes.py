@@ -42,7 +42,8 @@ def test_a_process_with_many_records_and_children_removes_no_rank_from_the_page(
     files: list[str] = []
     read = process_usage._read
     monkeypatch.setattr(process_usage, "_read", lambda path: files.append(path) or read(path))
-    watcher = RankWatcher(RunDirectory([run_dir]), rank_collectors(parse(HELP, [], {}), lambda _at: {}))
+    collectors, _ = rank_collectors(parse(HELP, [], {}), lambda _at: {})
+    watcher = RankWatcher(RunDirectory([run_dir]), collectors)
     with (
         living(run_dir, VICTIM, "mine", before="os.fork() or os.read(0, 1)"),
         living(run_dir, MALLORY, "x", before=COSTLY),

@@ -27,7 +27,7 @@ def directory(run_dir: Path) -> RunDirectory:
 
 def samples(directory: RunDirectory) -> Iterator[Sample]:
     scan = directory.scan(with_steps=True)
-    for collector in rank_collectors(parse(HELP, [], {}), lambda _at: {}):
+    for collector in rank_collectors(parse(HELP, [], {}), lambda _at: {})[0]:
         for family in collector.poll(scan):
             yield from (sample for sample in family.samples if sample.name.startswith("rankscope_rank_"))
 

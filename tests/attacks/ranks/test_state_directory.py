@@ -80,7 +80,7 @@ def test_ended_runs_of_many_uids_remove_no_journal(run_dir: Path, state_dir: Pat
     before = size(state_dir, f"journal-{VICTIM}*")
     start_runs(run_dir, OWNERS)
     victim.poll(victim.now + 1, ended=range(8))
-    victim.findings.close()
+    victim.diagnosis.close()
     assert reported(state_dir) == 0
     assert size(state_dir, f"journal-{VICTIM}*") == before
     assert len({path.name.split(".")[0].split("-")[1] for path in state_dir.iterdir()}) == OWNERS_LIMIT
@@ -103,15 +103,15 @@ def test_many_runs_with_long_names_are_the_loss_of_their_owner_at_a_restart(
     for rank in range(GONE_LIMIT):
         start_runs(run_dir, [MALLORY], 128, rank, LONG)
         victim.poll(victim.now)
-    victim.findings.close()
+    victim.diagnosis.close()
     assert STATE_LIMIT // 2 < size(state_dir, f"state-{MALLORY}*") <= STATE_LIMIT
-    lost = victim.findings._lost["mine", str(VICTIM)]
+    lost = victim.diagnosis._lost["mine", str(VICTIM)]
     assert sum(lost.values()) > 0.0
     victim.start_exporter()
     assert [job.runs for job in saved.jobs(state_dir) if job.owner == str(VICTIM)] == [["mine"]]
     victim.job.run(100, even)
     victim.poll(victim.now)
-    after = victim.findings._lost["mine", str(VICTIM)]
+    after = victim.diagnosis._lost["mine", str(VICTIM)]
     assert all(after[cause] >= seconds for cause, seconds in lost.items())
 
 

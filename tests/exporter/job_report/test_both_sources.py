@@ -21,8 +21,7 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds, change_threshold
 from rankscope_exporter.exposition.metric import WrittenFamily
 from rankscope_exporter.job_report import queries, saved
 from rankscope_exporter.job_report.job import Job
-from rankscope_exporter.ranks import look
-from rankscope_exporter.ranks.collectors import findings as collector
+from rankscope_exporter.ranks import diagnosis_service, look
 from rankscope_exporter.ranks.rank import Rank, Scan
 
 AGO = 3000.0
@@ -94,7 +93,7 @@ def job(run_dir: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Scra
     job.start_exporter()
     clock = SimpleNamespace(time=lambda: job.at + job.booted, monotonic=lambda: job.at, thread_time=lambda: 0.0)
     monkeypatch.setattr(look, "time", clock)
-    monkeypatch.setattr(collector, "time", clock)
+    monkeypatch.setattr(diagnosis_service, "time", clock)
     return job
 
 

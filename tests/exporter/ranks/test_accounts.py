@@ -82,7 +82,7 @@ def test_setting_the_clock_changes_neither_the_run_time_nor_the_findings(
     clock.wrong_by = 0.0
     job.train(20)
     job.train(40, lagging("optimizer"))
-    job.findings.close()
+    job.diagnosis.close()
     (running,) = saved.jobs(state_dir)
     finish(job)
     (ended,) = saved.jobs(state_dir)
@@ -142,7 +142,7 @@ def test_a_gpu_whose_rank_has_ended_is_idle_while_others_are_alive(job: JudgedJo
 
 def test_a_restart_of_the_exporter_loses_no_time(job: JudgedJob, state_dir: Path) -> None:
     job.train(60, lagging("optimizer"))
-    job.findings.close()
+    job.diagnosis.close()
     before = running(state_dir)
     job.job.run(100, lagging("optimizer"))
     job.start_exporter()
@@ -158,7 +158,7 @@ def test_a_run_whose_records_are_gone_after_a_reboot_is_finished_unchanged(
     job: JudgedJob, state_dir: Path, run_dir: Path
 ) -> None:
     job.train(30)
-    job.findings.close()
+    job.diagnosis.close()
     before = running(state_dir)
     for record in run_dir.iterdir():
         record.unlink()
@@ -167,7 +167,7 @@ def test_a_run_whose_records_are_gone_after_a_reboot_is_finished_unchanged(
     found = account(state_dir)
     assert found["causes"] == before["causes"]
     assert found["ended"] == before["at"]
-    job.findings.close()
+    job.diagnosis.close()
     assert not [*state_file.read(state_dir)]
 
 
@@ -202,7 +202,7 @@ def test_an_ended_finding_is_in_the_journal_with_its_begin_and_end(job: JudgedJo
 def test_open_findings_are_in_the_state(job: JudgedJob, state_dir: Path) -> None:
     job.train(60)
     job.train(60, lagging("optimizer"))
-    job.findings.close()
+    job.diagnosis.close()
     found = running(state_dir)
     assert [finding["kind"] for finding in found["findings"].values()] == ["straggler"]
     assert found["ended"] is None
@@ -252,7 +252,7 @@ def test_a_gpus_use_is_of_the_time_in_which_ranks_were_alive_on_it(run_dir: Path
 )
 def test_a_damaged_account_is_refused(job: JudgedJob, state_dir: Path, damage: dict[str, Any]) -> None:
     job.train(10)
-    job.findings.close()
+    job.diagnosis.close()
     state = running(state_dir)
     assert account_from_json(state).run == "r"
     with pytest.raises((*UNREADABLE, AttributeError)):
@@ -287,11 +287,11 @@ def test_a_stall_counts_from_its_onset_in_the_report_and_in_the_metric(
 ) -> None:
     soon_found.train(trained)
     soon_found.wait(STUCK, HUNG)
-    soon_found.findings.close()
+    soon_found.diagnosis.close()
     (found,) = saved.jobs(state_dir)
     assert found.ended is None
     assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 0.5)
-    counted = soon_found.findings._lost["r", found.owner]["stall"]
+    counted = soon_found.diagnosis._lost["r", found.owner]["stall"]
     assert counted == pytest.approx(4 * STUCK, abs=4 * 6.0), "the metric is updated every 5 s"
     assert found.gpu_seconds == pytest.approx(4 * (trained + STUCK), rel=0.03)
 
@@ -302,7 +302,7 @@ def test_a_pause_that_is_no_hang_is_no_stall(soon_found: JudgedJob, state_dir: P
     for rank in soon_found.job.ranks:
         rank.now += 8
     soon_found.train(10)
-    soon_found.findings.close()
+    soon_found.diagnosis.close()
     (found,) = saved.jobs(state_dir)
     assert "stall" not in found.causes
     assert found.gpu_seconds == pytest.approx(4 * 51, rel=0.05)
@@ -314,7 +314,7 @@ def test_a_hang_that_ends_is_counted_until_it_ends(soon_found: JudgedJob, state_
     for rank in soon_found.job.ranks:
         rank.now += STUCK
     soon_found.train(30)
-    soon_found.findings.close()
+    soon_found.diagnosis.close()
     (found,) = saved.jobs(state_dir)
     assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 2.0)
 
@@ -342,7 +342,7 @@ def test_a_running_job_is_counted_until_now_from_its_records(
     job: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.train(30)
-    job.findings.close()
+    job.diagnosis.close()
     job.job.run(500, even)
     read_at(job.now, monkeypatch)
     (found,) = saved.jobs(state_dir)
@@ -356,11 +356,11 @@ def test_a_hang_is_counted_until_now_as_stall(
 ) -> None:
     soon_found.train(33)
     soon_found.wait(seconds, HUNG)
-    soon_found.findings.close()
+    soon_found.diagnosis.close()
     read_at(soon_found.now + seconds + 100, monkeypatch)
     (found,) = saved.jobs(state_dir)
     assert found.causes["stall"] == pytest.approx(4 * (seconds + 100), abs=4 * 0.5)
-    ((_, shown),) = soon_found.findings._accounts.gpu_seconds()
+    ((_, shown),) = soon_found.diagnosis._accounts.gpu_seconds()
     assert shown["stall"] == pytest.approx(4 * seconds, abs=4 * 0.5)
 
 
@@ -373,7 +373,7 @@ def test_the_time_after_a_hang_is_no_stall(
     for rank in soon_found.job.ranks:
         rank.now += STUCK
     soon_found.train(seconds)
-    soon_found.findings.close()
+    soon_found.diagnosis.close()
     soon_found.job.run(500, even)
     read_at(soon_found.now, monkeypatch)
     (found,) = saved.jobs(state_dir)
@@ -385,7 +385,7 @@ def test_a_job_is_not_continued_by_other_records(
     job: JudgedJob, state_dir: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     job.train(30)
-    job.findings.close()
+    job.diagnosis.close()
     before = age(job)
     job.job.run(500, even)
     read_at(job.now, monkeypatch, alive=change != "all have ended")
@@ -429,7 +429,7 @@ def test_a_cause_that_was_shown_does_not_vanish(job: JudgedJob) -> None:
     shown: set[str] = set()
     for _ in range(12):
         job.train(1)
-        ((_, seconds),) = job.findings._accounts.gpu_seconds()
+        ((_, seconds),) = job.diagnosis._accounts.gpu_seconds()
         assert shown <= seconds.keys()
         shown |= seconds.keys()
     assert {"collective_wait", "transfer"} <= shown

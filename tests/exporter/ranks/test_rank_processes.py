@@ -25,7 +25,7 @@ from rankscope_exporter.ranks import process_usage
 from rankscope_exporter.ranks.collectors.rank_processes import METRICS, RankProcess, RankProcesses
 from rankscope_exporter.ranks.metric import RANK_LABELS
 from rankscope_exporter.ranks.process_usage import Usage, read_usage
-from rankscope_exporter.ranks.rank import Rank, Scan
+from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
 RANK = """
@@ -121,6 +121,17 @@ def test_before_the_first_step_the_children_of_workers_count_as_well(run_dir: Pa
     assert read_usage(7, tmp_path).children_cpu == 0.5 + 2.5
     many = read_usage(7, tmp_path, children_limit=2, generations=4)
     assert (many.children_cpu, many.read_bytes, many.children, many.descendants) == (None, None, 1, 3)
+
+
+def test_a_poll_does_not_change_what_other_threads_read(living: Living, tmp_path: Path) -> None:
+    living.add(7)
+    living.values("cpu_seconds_total")
+    ((key, process),) = living.found.items()
+    before = process.cpu["training"]
+    stat = tmp_path / "7/stat"
+    stat.write_text(stat.read_text().replace(" 150 50 ", " 151 50 "))
+    living.values("cpu_seconds_total")
+    assert process.cpu["training"] == before < living.found[key].cpu["training"]
 
 
 @pytest.mark.parametrize(("steps", "cpu"), [(0.0, 5.5), (1.0, 3.0)])
@@ -277,6 +288,10 @@ class Living:
     def end(self, pid: int) -> None:
         shutil.rmtree(self._procfs / str(pid))
 
+    @property
+    def found(self) -> Mapping[Key, RankProcess]:
+        return self._processes.found
+
     def values(self, metric: str) -> dict[str, float]:
         """Return a metric's values of all ranks, by pid and the additional label."""
         found = {}
@@ -388,7 +403,7 @@ class Stopping:
         (one,) = self._directory.scan().ranks
         snapshot = replace(one.snapshot, read_monotonic=one.snapshot.last_progress + self._stalled)
         self._source.poll(Scan((replace(one, snapshot=snapshot),), Counter()))
-        (process,) = self._source.processes().values()
+        (process,) = self._source.found.values()
         return process.is_stopped
 
 

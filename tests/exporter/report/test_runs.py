@@ -172,7 +172,7 @@ def test_trainings_with_one_name_have_series_of_the_name_that_users_select(run_d
 def test_trainings_with_one_name_at_the_same_time_are_one_job_of_the_report(run_dir: Path, state_dir: Path) -> None:
     job = trainings(run_dir, state_dir)
     stop_second(job, 400.0)
-    job.findings.close()
+    job.diagnosis.close()
     (reported,) = saved.jobs(state_dir)
     assert (reported.ranks, [one.kind for one in reported.findings]) == (3, ["hang"])
     assert reported.gpu_seconds == pytest.approx(3 * (job.now - 1000.0), rel=0.05)
@@ -203,11 +203,11 @@ def test_json_has_no_nan_and_escapes_text_from_users(run_dir: Path) -> None:
 def test_a_report_without_a_recent_poll_shows_the_ranks_and_judges_nothing(run_dir: Path) -> None:
     job = JudgedJob(run_dir).trained(15)
     scan = job.look.scan
-    for findings, now in ((None, job.now), (job.findings, job.now + 6.0)):
-        (run,) = Reporter(lambda: scan, findings, monotonic=lambda now=now: now).report().runs
+    for look, now in ((None, job.now), (job.look, job.now + 6.0)):
+        (run,) = Reporter(lambda: scan, lambda look=look: look, monotonic=lambda now=now: now).report().runs
         assert (run.not_judged, len(run.ranks), run.ranks[0].phases) == (NOT_POLLED, 4, {})
 
 
 def test_outdated_ranks_are_not_reported(run_dir: Path) -> None:
     with pytest.raises(OutdatedError):
-        Reporter(lambda: None, JudgedJob(run_dir).findings).report()
+        Reporter(lambda: None, lambda: JudgedJob(run_dir).trained(1).look).report()

@@ -27,7 +27,7 @@ def test_the_runs_are_served_as_json(run_dir: Path) -> None:
 
 
 def test_outdated_runs_are_an_error() -> None:
-    client = TestClient(create_app(Scrape([]), READY, Reporter(lambda: None, None)))
+    client = TestClient(create_app(Scrape([]), READY, Reporter(lambda: None, lambda: None)))
     answer = client.get("/api/v1/runs")
     assert answer.status_code == 503
     assert "error" in answer.json()

@@ -124,7 +124,7 @@ def test_steps_counted_by_backward_passes_are_labeled(
 
 
 def test_unread_ranks_are_reported_instead_of_no_problem() -> None:
-    page = render_status([], Reporter(lambda: None, None))
+    page = render_status([], Reporter(lambda: None, lambda: None))
     assert "No data about the ranks: " in top(page)
     assert 'class="verdict bad"' in page
     assert "No problem found" not in page

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from rankscope.record.layout import COLLECTIVE_WAIT, OTHER, PHASES
+from rankscope_exporter.diagnosis.readings import AlignedCounters
 from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.exposition.sample_cache import SampleCache, families
 from rankscope_exporter.flags import flag
 from rankscope_exporter.ranks.metric import rank_metrics
 from rankscope_exporter.ranks.rank import Key, Scan
+from rankscope_exporter.ranks.readings import aligned_counters
 from rankscope_exporter.ranks.reference_step import Reference
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
@@ -124,15 +126,12 @@ class AlignedSteps:
     def __init__(self, reference_interval: float) -> None:
         self._alignment = StepAlignment(reference_interval)
         self._caches: dict[Key, SampleCache[Alignment]] = {}
-        self._found: Mapping[Key, Alignment] = {}
-
-    def alignments(self) -> Mapping[Key, Alignment]:
-        """Return the alignments of the last poll, by rank."""
-        return self._found
+        self.counters: Mapping[Key, AlignedCounters] = {}
+        """The last poll's result by rank, for any thread: a poll replaces it and does not change it."""
 
     def poll(self, scan: Scan) -> list[Metric]:
         """Align the new steps."""
         found = self._alignment.take(scan.ranks)
-        self._found = {one.key: one for one in found}
+        self.counters = {one.key: aligned_counters(one) for one in found}
         self._caches = {one.key: self._caches.get(one.key) or SampleCache(METRICS, one.key) for one in found}
         return families(METRICS, [self._caches[one.key].write(one) for one in found])

@@ -7,7 +7,7 @@ namespace, so it cannot belong to another process by now. If it is not visible h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -138,19 +138,12 @@ class RankProcesses:
     def __init__(self, procfs: Path = PROCFS, cgroups: Path = CGROUPS) -> None:
         self._procfs, self._cgroups = procfs, cgroups
         self._processes: dict[tuple[Path, float, Key], RankProcess] = {}
-        self._usage_by_pid: Mapping[int, Usage | None] = {}
-
-    def processes(self) -> Mapping[Key, RankProcess]:
-        """Return the processes of the last poll, by rank."""
-        return {key: process for (_, _, key), process in self._processes.items()}
-
-    def resident(self) -> Mapping[int, float]:
-        """Return the resident bytes of each process at the last poll, by pid."""
-        return {pid: usage.resident for pid, usage in self._usage_by_pid.items() if usage}
+        self.found: Mapping[Key, RankProcess] = {}
+        """The last poll's result by rank, for any thread: a poll replaces it and does not change it."""
 
     def poll(self, scan: Scan) -> list[Metric]:
         """Read the process of every living rank."""
-        usages = self._usage_by_pid = self._usages([rank for rank in scan.ranks if rank.snapshot.lock_pid])
+        usages = self._usages([rank for rank in scan.ranks if rank.snapshot.lock_pid])
         known, self._processes = self._processes, {}
         frozen = cache(lambda pid: is_frozen(pid, self._procfs, self._cgroups))  # a process may have many records
         for rank in scan.ranks:
@@ -159,6 +152,7 @@ class RankProcesses:
                 process = self._processes[identity] = known.get(identity) or RankProcess(SampleCache(METRICS, rank.key))
                 process.update(usages[rank.snapshot.lock_pid])
                 process.is_stopped = _is_stopped(rank.snapshot, process.usage, frozen)
+        self.found = {key: replace(one, cpu={**one.cpu}) for (_, _, key), one in self._processes.items()}
         return families(METRICS, [process.cache.write(process) for process in self._processes.values()])
 
     def _usages(self, ranks: Sequence[Rank]) -> dict[int, Usage | None]:
