@@ -165,7 +165,7 @@ def test_a_hang_that_ended_is_the_same_in_both_reports(job: ScrapedJob, state_di
 def test_a_hang_that_lasts_is_the_same_in_both_reports(job: ScrapedJob, state_dir: Path, by_url) -> None:
     job.train(100)
     job.wait(STUCK, HUNG)
-    job.findings.close()
+    job.diagnosis.close()
     (journal,) = saved.jobs(state_dir)
     (hang,) = journal.findings
     assert hang.end is None
