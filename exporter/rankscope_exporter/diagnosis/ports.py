@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+from rankscope_exporter.diagnosis.counters import increase
+
 ERRORS = 10.0
 """Per second. InfiniBand allows a bit error rate of 1e-12 (IBTA specification, volume 2): 0.4 errors/s at 400 Gb/s."""
 ERRORS_OF_PEERS = 10.0
@@ -96,10 +98,7 @@ class _Change(NamedTuple):
 
 
 def _increase(before: float | None, now: float | None) -> float:
-    """Return the increase of a counter, 0 if unknown. A counter that has decreased was reset to 0."""
-    if before is None or now is None:
-        return 0.0
-    return now - before if now >= before else now
+    return increase(now, before) or 0.0
 
 
 def _down(one: _Change, _peers: Sequence[_Change], was_up: bool) -> float | None:

@@ -7,11 +7,13 @@ unknown value is absent (None, or no key), never 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import repeat
 from math import isfinite
+from operator import attrgetter
 from typing import Any
 
+from rankscope_exporter.diagnosis.counters import increase
 from rankscope_exporter.diagnosis.ports import PortFault
 
 READING_BYTES, NUMBER_BYTES = 2000, 60
@@ -206,74 +208,18 @@ def spent(now: Counters, then: Counters) -> Counters:
 
     A counter that has decreased belongs to a new process, so all of it counts.
     """
-    return Counters(
-        _less(now.steps, then.steps),
-        _less_by_name(now.phases, then.phases),
-        _less(now.device_steps, then.device_steps),
-        _less_by_name(now.device_phases, then.device_phases),
-        _less_by_name(now.device_dry, then.device_dry),
-        _less(now.device_waits, then.device_waits),
-        _less(now.micro_steps, then.micro_steps),
-        tuple(map(_less, now.step_buckets, then.step_buckets or repeat(0.0))),
-        _aligned(now.aligned, then.aligned),
-        CollectiveCounters(
-            _less_by_name(now.collectives.calls, then.collectives.calls),
-            _less_by_name(now.collectives.bytes, then.collectives.bytes),
-            _less_by_name(now.collectives.seconds, then.collectives.seconds),
-            _less_by_name(now.collectives.group_waits, then.collectives.group_waits),
-            _less_by_name(now.collectives.device_group_waits, then.collectives.device_group_waits),
-        ),
-        _less(now.gc_seconds, then.gc_seconds),
-        _less(now.amp_skipped_steps, then.amp_skipped_steps),
-        _known_less(now.loader_working, then.loader_working),
-        _known_less(now.loader_idle, then.loader_idle),
-        _process(now.process, then.process),
-        _gpu(now.gpu, then.gpu),
-    )
+    return Counters(*map(_spent, _FIELDS[Counters](now), _FIELDS[Counters](then)))
 
 
-def _aligned(now: AlignedCounters, then: AlignedCounters) -> AlignedCounters:
-    return AlignedCounters(
-        _less(now.steps, then.steps),
-        _less(now.seconds, then.seconds),
-        _less(now.wait_floor, then.wait_floor),
-        _less(now.skew, then.skew),
-        _less_by_name(now.blame, then.blame),
-        _less_by_name(now.phases, then.phases),
-    )
-
-
-def _process(now: ProcessCounters, then: ProcessCounters) -> ProcessCounters:
-    return ProcessCounters(
-        _known_less(now.cpu, then.cpu),
-        _known_less(now.run_queue, then.run_queue),
-        _known_less(now.workers_cpu, then.workers_cpu),
-        _known_less(now.workers_run_queue, then.workers_run_queue),
-        _known_less(now.read_bytes, then.read_bytes),
-    )
-
-
-def _gpu(now: GpuCounters, then: GpuCounters) -> GpuCounters:
-    is_known = now.throttled is not None and then.throttled is not None
-    return GpuCounters(
-        _known_less(now.busy, then.busy),
-        _less_by_name(now.throttled or {}, then.throttled or {}) if is_known else None,
-        _known_less(now.clock_ratio_seconds, then.clock_ratio_seconds),
-    )
-
-
-def _less(now: float, then: float) -> float:
-    return now - then if now >= then else now
-
-
-def _known_less(now: float | None, then: float | None) -> float | None:
-    return None if now is None or then is None else _less(now, then)
-
-
-def _less_by_name(now: Mapping[str, float], then: Mapping[str, float]) -> Mapping[str, float]:
-    if not now:
-        return {}
-    before = then.get  # as _less, without a call for each name
+def _spent(now: Any, then: Any) -> Any:
+    """Return the increase of a counter, of counters by name or by position, or of those of a dataclass."""
+    if now is None or then is None or isinstance(now, (float, int)):
+        return increase(now, then)
+    if isinstance(now, tuple):
+        return tuple(map(increase, now, then or repeat(0.0)))
+    if (kind := type(now)) in _FIELDS:
+        return kind(*map(_spent, _FIELDS[kind](now), _FIELDS[kind](then)))
+    before = then.get  # as `increase`, without a call for each name
     return {name: value - base if value >= (base := before(name, 0.0)) else value for name, value in now.items()}
 
 
@@ -283,6 +229,8 @@ NESTED = {
     "process": ProcessCounters,
     "gpu": GpuCounters,
 }
+_FIELDS = {kind: attrgetter(*(one.name for one in fields(kind))) for kind in (Counters, *NESTED.values())}
+"""Functions that return the values of a kind's fields."""
 
 
 def reading_to_json(one: RankReading) -> list[Any]:

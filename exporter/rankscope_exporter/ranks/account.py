@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rankscope_exporter.diagnosis import words
+from rankscope_exporter.diagnosis.counters import increase
 from rankscope_exporter.diagnosis.detectors.hang import KIND as HANG
 from rankscope_exporter.diagnosis.findings import Finding, Place
 from rankscope_exporter.diagnosis.history import finite
@@ -323,9 +324,5 @@ def _split(spent: Mapping[str, float], last: float) -> tuple[dict[str, float], d
 
 
 def _add_increase(total: float | None, before: float | None, now: float | None) -> float | None:
-    """Return a total plus the increase of a counter. A counter that has decreased was reset."""
-    if now is None:
-        return total
-    if before is None:
-        return total or 0.0
-    return (total or 0.0) + (now - before if now >= before else now)
+    """Return a total plus the increase of a counter; None until it is first known."""
+    return total if now is None else (total or 0.0) + (increase(now, before) or 0.0)
