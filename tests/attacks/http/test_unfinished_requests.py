@@ -10,6 +10,8 @@ import pytest
 from testing.exporter_process import EXPORTER, exporter_process
 from tests.attacks.http.clients import Large, connect, read_all, request, scrape, server
 
+from rankscope_exporter.web import protocol
+
 BEGINNINGS = {
     "nothing": b"",
     "half a line": b"GET /metr",
@@ -21,6 +23,13 @@ BEGINNINGS = {
 }
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server wait only 2 s for a request."""
+    monkeypatch.setitem(protocol.SECONDS, protocol.REQUESTING, 2.0)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_connection_with_an_incomplete_request_is_closed() -> None:
     with server() as (port, _), ExitStack() as stack:
         connections = {name: stack.enter_context(connect(port)) for name in BEGINNINGS}
@@ -30,6 +39,7 @@ def test_a_connection_with_an_incomplete_request_is_closed() -> None:
             read_all(connection)  # raises if the server does not close it
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_connection_without_a_complete_handshake_is_closed(
     serve: Callable[[Path], int], web_config: Callable[..., Path], authority: object
 ) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 
+import pytest
 from tests.attacks.http.clients import Large, find_reset, read_all, request, scrape, server, status
+
+from rankscope_exporter.web import protocol
 
 LARGE = 16 * 1024 * 1024
 CLIENTS = 30
@@ -33,7 +36,8 @@ def test_unread_pages_of_one_address_do_not_affect_another() -> None:
         assert len(read_all(slow)) > LARGE
 
 
-def test_a_client_that_does_not_read_is_cut_off_in_the_end() -> None:
+def test_a_client_that_does_not_read_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(protocol.SECONDS, protocol.RESPONDING, 2.0)
     with server(Large(LARGE)) as (port, _), request(port) as silent:
         assert find_reset([silent], seconds=60)
 
