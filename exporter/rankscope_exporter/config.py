@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rankscope import __version__
 from rankscope.record.text import LABEL_LIMIT, is_name
-from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
+from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR, default_run_dirs
 from rankscope_exporter.flags import add_flags, flag
 from rankscope_exporter.gpu.collectors.allocation import AllocationFlags
 from rankscope_exporter.ranks.collectors.alignment import AlignmentFlags
@@ -130,7 +130,7 @@ def parse(
     parser = make_parser(collectors, off)
     options = vars(parser.parse_args(arguments))
     names = tuple(name for name in collectors if options.pop(f"collector.{name}"))
-    options["run_dirs"] = _run_dirs(options["run_dirs"], environment)
+    options["run_dirs"] = tuple(options["run_dirs"] or default_run_dirs(environment))
     options["node"] = options["node"] or environment.get("RANKSCOPE_NODE", "").strip() or socket.gethostname()
     if not is_name(options["node"]):
         parser.exit(2, f"rankscope-exporter: --node: must be printable text of at most {LABEL_LIMIT} characters\n")
@@ -149,14 +149,6 @@ def parse_address(address: str) -> tuple[str, int]:
     if not separator or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{address!r} is not HOST:PORT or :PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _run_dirs(from_flags: list[Path] | None, environment: Mapping[str, str]) -> tuple[Path, ...]:
-    if from_flags:
-        return tuple(from_flags)
-    if directory := environment.get("RANKSCOPE_RUN_DIR"):
-        return (Path(directory),)
-    return (SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR)
 
 
 class _Parser(argparse.ArgumentParser):

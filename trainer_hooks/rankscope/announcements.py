@@ -20,6 +20,7 @@ from rankscope.process.switches import is_on
 from rankscope.record.layout import PASSES_WITHOUT_STEP
 from rankscope.record.own_descriptor import File, file_of
 from rankscope.record.phases import COMPUTING, PHASES, PLANNED
+from rankscope.record.quantities import duration, percent
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.text import replace_unprintable
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
@@ -201,16 +202,3 @@ def verdict(by_phase: Mapping[str, float], *, is_alone: bool) -> str:
         return text
     waited = percent(by_phase.get("collective_wait", 0.0))
     return f"{text} {waited} is waiting for other ranks; compare all ranks to find the straggler."
-
-
-def percent(share: float) -> str:
-    """Return a share with two significant digits: 42%, 4.2%."""
-    percents = 100 * share
-    return f"{percents:.0f}%" if percents >= 9.95 else f"{percents:.1f}%" if percents >= 0.1 else "<0.1%"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration for people: 8.2 s, 34 s, 12 min, 5.4 h."""
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

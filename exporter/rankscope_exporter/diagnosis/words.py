@@ -10,40 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankscope.record.quantities import duration, number, percent
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.readings import Run, run_title
 
-MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-LARGEST = 99.5
-"""From here on a number has three digits."""
 _TEXTS: dict[str, Any] = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
 WORDS: Mapping[str, Mapping[str, Mapping[str, str]]] = _TEXTS["kinds"]
 """By kind the `summary`, the `words` after the colon and the `advice`, each by cause; `` is for all other causes."""
 PORT_FAULTS: Mapping[str, str] = _TEXTS["ports"]
 """What is wrong with a network port, by the name of the evidence."""
-
-
-def percent(ratio: float) -> str:
-    """Return a ratio with two significant digits at the most: `44%`, `6.3%`, `0.7%`. Below 0 there is no loss: `0%`."""
-    value = 100.0 * max(ratio, 0.0)
-    if value >= 9.95 or value < 0.01:
-        return f"{value:.0f}%"
-    return f"{value:.2g}%" if value >= 0.95 else f"{value:.1g}%"
-
-
-def duration(seconds: float) -> str:
-    """Return a time with two significant digits at the most: `40 s`, `1.8 min`, `3 h`, `10 days`."""
-    if seconds < LARGEST:
-        return f"{seconds:.0f} s"
-    for unit, size in (("min", MINUTE), ("h", HOUR)):
-        if seconds < LARGEST * size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{seconds / DAY:.2g} days" if seconds < LARGEST * DAY else f"{seconds / DAY:.0f} days"
-
-
-def number(value: float) -> str:
-    """Return a number with two significant digits, or without decimals: `0.001`, `3.5`, `1200`."""
-    return f"{value:.2g}" if value < LARGEST else f"{float(f'{value:.2g}'):.0f}"
 
 
 def where(candidate: Candidate) -> str:

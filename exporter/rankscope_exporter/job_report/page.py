@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from rankscope.cli.explaining.alerts import KNOWN
-from rankscope_exporter.diagnosis.words import advice_by_cause, duration, percent
+from rankscope.record.quantities import count, duration, percent
+from rankscope_exporter.diagnosis.words import advice_by_cause
 from rankscope_exporter.job_report.job import NO_RANK, Job
 
 WIDTH = 100
@@ -88,8 +89,8 @@ def _head(job: Job) -> Iterator[str]:
         more = [f"{what} {slurm[what]}" for what in ("account", "partition") if slurm.get(what)]
         yield ", ".join([f"Slurm job {slurm['job_id']}{name}{who}", *more])
         who = ""
-    ranks, nodes = _count(job.ranks, "rank"), ", ".join(job.nodes[:8]) + (" ..." if len(job.nodes) > 8 else "")
-    yield f"Run {', '.join(job.runs)}{who}: {ranks} on {_count(len(job.nodes), 'node')} ({nodes})"
+    ranks, nodes = count(job.ranks, "rank"), ", ".join(job.nodes[:8]) + (" ..." if len(job.nodes) > 8 else "")
+    yield f"Run {', '.join(job.runs)}{who}: {ranks} on {count(len(job.nodes), 'node')} ({nodes})"
     begin, end = _moment(job.began), "now" if job.ended is None else _moment(job.ended)
     state = f", {job.allocation.state.lower()}" if job.allocation and job.allocation.state else ""
     steps = f", {job.steps:.0f} steps" if job.steps else ""
@@ -212,10 +213,6 @@ def _hours(seconds: float) -> str:
     if seconds >= 360.0:
         return f"{seconds / 3600:.3g} GPU-hours"
     return f"{seconds:.0f} GPU-seconds" if seconds >= 9.5 else f"{seconds:.1f} GPU-seconds"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _moment(unix: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rankscope.record.quantities import duration
 from rankscope_exporter.diagnosis import words
 from rankscope_exporter.diagnosis.detectors.hang import STOPPED
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
@@ -118,4 +119,4 @@ def pending_reason(pending: PendingReport) -> str:
     """Return the reason why it is not a finding, and the remaining time if known."""
     if pending.remaining_seconds is None:
         return pending.reason
-    return f"{pending.reason}, {words.duration(pending.remaining_seconds)} more"
+    return f"{pending.reason}, {duration(pending.remaining_seconds)} more"

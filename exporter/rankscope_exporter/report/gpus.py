@@ -26,6 +26,7 @@ COLUMNS = (
     "last_busy_timestamp_seconds",
     "busy_seconds_total",
 )
+GIBIBYTE = 2**30
 MIN_THROTTLED = 0.3
 """Ratio of the time from which a GPU is marked as throttled, the same as for the cause of a straggler."""
 MIN_SHOWN = 0.005
@@ -65,6 +66,13 @@ class GpuReport:
     busy_ratio: float | None
     throttled: Mapping[str, float]
     """Ratio of the time by reason, the largest first."""
+
+    @property
+    def memory(self) -> str:
+        """Return its used and its whole memory in GiB; empty if they are unknown."""
+        if self.memory_used is None or self.memory_total is None:
+            return ""
+        return f"{self.memory_used / GIBIBYTE:.1f} / {self.memory_total / GIBIBYTE:.0f}"
 
     @property
     def throttling(self) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankscope.cli.printable import printable
+from rankscope.record.quantities import duration
 from rankscope_exporter.diagnosis.detectors.hang import INSIDE
-from rankscope_exporter.diagnosis.words import duration
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.runs import NodeReport, RunReport

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rankscope.cli.printable import printable
-from rankscope_exporter.diagnosis.words import duration
+from rankscope.record.quantities import duration
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.findings import FindingReport
 from rankscope_exporter.report.gpus import BAD_STATES, GpuReport
@@ -27,7 +27,6 @@ PHASE_WIDTH = 22
 """The width of the column for the current phase and its time, so that the table does not change its width."""
 NARROW = 100
 """Columns of the terminal below which steps, pids and power are left out."""
-GIBIBYTE = 2**30
 
 
 @dataclass(frozen=True)
@@ -158,14 +157,8 @@ def _gpu(gpu: GpuReport, screen: Screen) -> Iterator[Text]:
     yield Text("lost" if is_lost else gpu.state or "answers", style=STYLES[state_mark])
     yield Text("" if gpu.busy_ratio is None else f"{gpu.busy_ratio:.0%}")
     yield Text("" if gpu.temperature is None else f"{gpu.temperature:.0f} C", style=STYLES["bad" if gpu.is_hot else ""])
-    yield Text(_memory(gpu))
+    yield Text(gpu.memory)
     yield Text(gpu.throttling, style=STYLES[gpu.throttling_mark])
     if not screen.is_narrow:
         yield Text("" if gpu.power is None else f"{gpu.power:.0f} W")
         yield Text(printable(gpu.holder))
-
-
-def _memory(gpu: GpuReport) -> str:
-    if gpu.memory_used is None or gpu.memory_total is None:
-        return ""
-    return f"{gpu.memory_used / GIBIBYTE:.1f} / {gpu.memory_total / GIBIBYTE:.0f}"

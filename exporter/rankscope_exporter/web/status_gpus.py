@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankscope_exporter.diagnosis.words import duration
+from rankscope.record.quantities import duration
 from rankscope_exporter.report.gpus import BAD_STATES, GpuReport
 from rankscope_exporter.web.table import Cell, Column, Row, table
 
-GIBIBYTE = 2**30
 COLUMNS = (
     Column("GPU"),
     Column("state"),
@@ -37,7 +36,7 @@ def _gpu(one: GpuReport) -> Row:
             Cell("" if one.busy_ratio is None else f"{one.busy_ratio:.0%}"),
             Cell(_whole(one.temperature), "bad" * one.is_hot),
             _throttled(one),
-            Cell(_memory(one)),
+            Cell(one.memory),
             Cell(_whole(one.power)),
             Cell("" if one.processes is None else str(one.processes)),
             Cell(_last_busy(one)),
@@ -57,12 +56,6 @@ def _state(one: GpuReport) -> Cell:
 
 def _throttled(one: GpuReport) -> Cell:
     return Cell(one.throttling, one.throttling_mark)
-
-
-def _memory(one: GpuReport) -> str:
-    if one.memory_used is None or one.memory_total is None:
-        return ""
-    return f"{one.memory_used / GIBIBYTE:.1f} / {one.memory_total / GIBIBYTE:.0f}"
 
 
 def _whole(value: float | None) -> str:

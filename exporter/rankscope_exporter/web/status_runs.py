@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 
 from rankscope.record.phases import NAMES
-from rankscope_exporter.diagnosis.words import duration, percent
+from rankscope.record.quantities import duration, percent
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.ranks import RankReport
 from rankscope_exporter.report.runs import NodeReport, RunReport

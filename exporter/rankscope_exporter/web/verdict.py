@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from rankscope_exporter.diagnosis.words import duration
+from rankscope.record.quantities import count, duration
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.findings import FindingReport
 from rankscope_exporter.report.gpus import GpuReport
@@ -14,8 +14,8 @@ from rankscope_exporter.report.runs import NodeReport
 
 def title(node: NodeReport, gpus: Sequence[GpuReport]) -> str:
     """Return the page's title, with the number of problems."""
-    count = sum(len(run.findings) for run in node.runs) + sum(bool(gpu.problem) for gpu in gpus)
-    return f"({count}) Rankscope exporter" if count else "Rankscope exporter"
+    problems = sum(len(run.findings) for run in node.runs) + sum(bool(gpu.problem) for gpu in gpus)
+    return f"({problems}) Rankscope exporter" if problems else "Rankscope exporter"
 
 
 def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
@@ -47,17 +47,13 @@ def _finding(one: FindingReport) -> str:
 def _no_problem(node: NodeReport, gpus: Sequence[GpuReport], kind: str) -> str:
     judged = [run for run in node.runs if run.living and run.is_judged]
     ranks = sum(run.living for run in judged)
-    checked = [_plural(len(judged), "run"), _plural(ranks, "rank")] if judged else []
-    checked += [_plural(len(gpus), "GPU")] if gpus else []
+    checked = [count(len(judged), "run"), count(ranks, "rank")] if judged else []
+    checked += [count(len(gpus), "GPU")] if gpus else []
     if describe.is_unknown(node.runs) and not checked:
         return ""
     where = f" in {', '.join(checked)}" if checked else ""
     yet = " yet" if kind == "warn" and judged else ""
     return f'<p><b class="{kind}">No problem found{yet}</b>{where}.</p>'
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _notes(node: NodeReport) -> str:

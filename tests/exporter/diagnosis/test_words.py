@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.record import phases
+from rankscope.record.quantities import duration, percent
 from rankscope_exporter.diagnosis.detectors import KINDS, checkpoint, crash, hang, loss_scale, startup, utilization
 from rankscope_exporter.diagnosis.detectors.straggler import UNKNOWN
 from rankscope_exporter.diagnosis.findings import Candidate, Place
 from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAUSE, explanation
-from rankscope_exporter.diagnosis.words import WORDS, advice, duration, percent, sentence
+from rankscope_exporter.diagnosis.words import WORDS, advice, sentence
 
 PLACE = Place(3, "0-7", "node-a", "5", "GPU-3")
 UNPLANNED = [phase for phase in phases.NAMES if phase not in (*phases.PLANNED, "collective_wait")]

@@ -166,7 +166,7 @@ def test_a_live_run_is_reported_with_its_open_findings(
 ) -> None:
     job = JudgedJob(run_dir, state_dir=state_dir).trained(40)
     job.train(40, lagging("optimizer"))
-    job.findings.close()
+    job.diagnosis.close()
     text = printed(capsys, state_dir=state_dir)
     assert re.search(r"to now: .*\n", text)
     assert re.search(r"to now \(.*\), .*: Rank 2", text)

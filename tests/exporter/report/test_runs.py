@@ -13,8 +13,8 @@ from testing.judged_job import HUNG, JudgedJob
 from testing.records import publish, rank_info
 from testing.simulated_job import even, lagging
 
+from rankscope.record.quantities import duration
 from rankscope_exporter.diagnosis.findings import Candidate, Pending, Place
-from rankscope_exporter.diagnosis.words import duration
 from rankscope_exporter.job_report import saved
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from testing.judged_job import JudgedJob
 
-from rankscope.cli.top import REQUIRED, default_run_dirs, missing, show
+from rankscope.cli.top import REQUIRED, missing, show
 from rankscope.record.phases import NAMES
+from rankscope.record.writer import default_run_dirs
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.bars import LETTERS, OWN

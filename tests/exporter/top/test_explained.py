@@ -11,7 +11,7 @@ from testing.simulated_job import lagging
 
 from rankscope.cli.explaining.command import show
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, UnreachableError
-from rankscope_exporter.diagnosis.words import duration
+from rankscope.record.quantities import duration
 from rankscope_exporter.report.findings import LACKS, PendingReport
 from rankscope_exporter.report.runs import report_of_look
 from rankscope_exporter.top.explained import as_lines, select

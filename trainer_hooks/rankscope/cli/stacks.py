@@ -23,12 +23,12 @@ from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, living_r
 from rankscope.cli.lock_holder import NotTheRankError, Process, process_of
 from rankscope.cli.printable import printable
 from rankscope.cli.py_spy import stacks_by_py_spy
-from rankscope.cli.top import default_run_dirs
 from rankscope.process.ending import catches
 from rankscope.process.stack_dump import MEMORY_FILE
 from rankscope.record.listing import take_turns
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.stopped import is_stopped
+from rankscope.record.writer import default_run_dirs
 
 ANSWER_WITHIN = 5.0  # seconds; a stopped process does not answer
 COMPLETE_AFTER = 0.1  # seconds without a further line; a dump takes a millisecond

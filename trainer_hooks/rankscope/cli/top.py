@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
+from rankscope.record.writer import default_run_dirs
 
 REQUIRED = ("pynvml", "prometheus_client", "rich")
 """Import names of the packages that `rankscope[top]` installs."""
@@ -73,9 +73,3 @@ def report(options: argparse.Namespace) -> int:
 def missing(names: Sequence[str], find: Callable[[str], object] = importlib.util.find_spec) -> Sequence[str]:
     """Return the packages that cannot be imported."""
     return [name for name in names if find(name) is None]
-
-
-def default_run_dirs() -> Sequence[Path]:
-    """Return the directories in which ranks write their records by default."""
-    named = os.environ.get("RANKSCOPE_RUN_DIR")
-    return (Path(named),) if named else (SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR)

@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ from rankscope.record.own_descriptor import OwnDescriptor, file_of
 SUFFIX = ".rank"
 SYSTEM_RUN_DIR = Path("/run/rankscope")
 SHARED_MEMORY_RUN_DIR = Path("/dev/shm/rankscope")  # noqa: S108 - tmpfs by design: a disk-backed mapping stalls
+
+
+def default_run_dirs(environment: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """Return the directories in which ranks write their records, unless others are named."""
+    named = environment.get("RANKSCOPE_RUN_DIR")
+    return (Path(named),) if named else (SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR)
 
 
 def run_directory() -> Path:

@@ -17,6 +17,7 @@ from rankscope.cli.explaining.moments import format_iso_time, format_time, parse
 from rankscope.cli.explaining.not_yet import STALL, NotYet
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, UnreachableError
 from rankscope.cli.printable import printable
+from rankscope.record.quantities import count, duration, number, percent
 
 CAUSES_SHOWN = 3  # and the sum of the others
 SHOWN_FROM = 0.0005  # less is 0.0%
@@ -98,7 +99,7 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
 def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
     """Yield the explanation as lines for a terminal."""
     moment = format_time(when, "%Y-%m-%d %H:%M:%S %Z")
-    useful = f", {_percent(found.lost['none'])} of the GPU time is useful compute" if "none" in found.lost else ""
+    useful = f", {percent(found.lost['none'])} of the GPU time is useful compute" if "none" in found.lost else ""
     compared = f", compared by {CLOCKS[found.clock]}" if found.clock in CLOCKS else ""
     yield f"{found.run}: {_size(found)}{compared}{useful}, {moment}"
     yield from _table(found)
@@ -114,11 +115,7 @@ def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
 def _size(found: Explanation) -> str:
     if not found.ranks:
         return "no live rank"
-    return f"{_count(found.ranks, 'rank')} on {_count(found.nodes, 'node')}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{count(found.ranks, 'rank')} on {count(found.nodes, 'node')}"
 
 
 def _table(found: Explanation) -> Iterator[str]:
@@ -135,7 +132,7 @@ def _table(found: Explanation) -> Iterator[str]:
 
 def _row(name: str, share: float, hours: float | None) -> str:
     so_far = "" if hours is None else f"   {hours:16.2f}" if hours >= 0.01 else f"   {'under 0.01':>16}"
-    return f"  {textwrap.shorten(name, 40, placeholder=' ...'):41}{_percent(share):>6}{so_far}"
+    return f"  {textwrap.shorten(name, 40, placeholder=' ...'):41}{percent(share):>6}{so_far}"
 
 
 def _no_verdict(found: Explanation) -> str:
@@ -153,30 +150,16 @@ def _before(ended: float) -> str:
 
 
 def _not_yet(what: NotYet) -> str:
-    when = "" if what.alerts_after_seconds is None else f"; it alerts after {_duration(what.alerts_after_seconds)}"
+    when = "" if what.alerts_after_seconds is None else f"; it alerts after {duration(what.alerts_after_seconds)}"
     if what.cause == STALL:
         where = "" if what.rank is None else f": rank {what.rank} is in {what.phase}"
-        return f"no rank has made progress for {_duration(what.lasts)}{where}{when}."
+        return f"no rank has made progress for {duration(what.lasts)}{where}{when}."
     if what.rank is None:
-        lost = f"{_percent(what.share)} of the GPU time, more than usual, is lost to {what.cause}"
+        lost = f"{percent(what.share)} of the GPU time, more than usual, is lost to {what.cause}"
     else:
         words = WORDS.get(what.cause, WORDS[""]).format(cause=what.cause)
-        lost = f"rank {what.rank} slows down the run by {_percent(what.share)}: {words}"
-    return f"{lost}, for {_duration(what.lasts)}{when}."
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 99.5:
-        return f"{_two_digits(seconds)} s"
-    return f"{_two_digits(seconds / 60)} min" if seconds < 5970 else f"{_two_digits(seconds / 3600)} h"
-
-
-def _percent(share: float) -> str:
-    return f"{_two_digits(100 * max(share, 0.0))}%"
-
-
-def _two_digits(value: float) -> str:
-    return f"{float(f'{value:.2g}'):g}"
+        lost = f"rank {what.rank} slows down the run by {percent(what.share)}: {words}"
+    return f"{lost}, for {duration(what.lasts)}{when}."
 
 
 def _unnamed(found: Explanation) -> str:
@@ -185,7 +168,7 @@ def _unnamed(found: Explanation) -> str:
     if largest != "other" or found.lost["other"] < UNNAMED_LIMIT:
         return ""
     return (
-        f" But {_percent(found.lost['other'])} of the time is outside data loading, forward, backward, optimizer and "
+        f" But {percent(found.lost['other'])} of the time is outside data loading, forward, backward, optimizer and "
         "collectives. First run rankscope stacks --rank 0 on its node to see where. Then wrap batches that come from "
         'no DataLoader (get_batch()) in rankscope.phase("data_wait"), and the rest in a phase of your own.'
     )
@@ -197,7 +180,7 @@ def _blamed(found: Explanation) -> str:
         return ""
     for series, share in found.compared.items():
         if blamed := BLAME.fullmatch(series):
-            return f" The others waited most for rank {blamed[1]}, in {blamed[2]}: {_percent(share)} of their time."
+            return f" The others waited most for rank {blamed[1]}, in {blamed[2]}: {percent(share)} of their time."
     return ""
 
 
@@ -224,7 +207,7 @@ def _in_short(alert: Alert, found: Explanation) -> str:
     named = {"rank": alert.labels.get("rank"), "host": host, "GPU": gpu, "cause": alert.cause}
     share = alert.share(found.lost)
     words = [f"{name} {value}" for name, value in named.items() if value is not None]
-    return ", ".join([alert.name, *words] + ([] if share is None else [f"{_percent(share)} of the GPU time"]))
+    return ", ".join([alert.name, *words] + ([] if share is None else [f"{percent(share)} of the GPU time"]))
 
 
 def _numbers(found: Explanation, verdict: Alert) -> str:
@@ -233,8 +216,8 @@ def _numbers(found: Explanation, verdict: Alert) -> str:
         return verdict.annotations["description"]
     values = [found.compared[name] for name in COMPARED if name in found.compared]
     if not verdict.name.endswith("Lagging") or len(values) < len(COMPARED):
-        return "" if verdict.value is None else f"The alert's value: {_two_digits(verdict.value)}."
-    own, others, lag = map(_percent, values)
+        return "" if verdict.value is None else f"The alert's value: {number(verdict.value)}."
+    own, others, lag = map(percent, values)
     return f"It waits {own} of the time in collectives, the other ranks of its group {others}: a lag of {lag}."
 
 
@@ -244,7 +227,7 @@ def _others(found: Explanation, width: int) -> Iterator[str]:
         summary = alert.annotations.get("summary") or _in_short(alert, found)
         yield textwrap.shorten(f"Also: {summary}", width, placeholder=" ...")
     if len(others) > ALERTS_SHOWN:
-        yield f"And {_count(len(others) - ALERTS_SHOWN, 'more alert')}: see --json."
+        yield f"And {count(len(others) - ALERTS_SHOWN, 'more alert')}: see --json."
 
 
 def _wrapped(text: str, width: int) -> list[str]:
