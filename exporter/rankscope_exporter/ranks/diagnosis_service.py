@@ -40,7 +40,7 @@ from rankscope_exporter.ranks.state_file import StateFiles
 SAVE_INTERVAL, MIN_SAVE_INTERVAL = 60.0, 10.0
 """Seconds between two saved states, and the fewest seconds between them if the findings have changed."""
 LOG_INTERVAL = 60.0
-CLOSE_TIMEOUT = 1.0
+CLOSE_TIMEOUT = 5.0
 """Seconds that the end of the exporter waits for an update."""
 CAUSES = (
     "transfer",
@@ -163,12 +163,14 @@ class DiagnosisService:
 
     def close(self) -> None:
         """Save the full state, so that the counters of lost time continue after a restart."""
-        if self._lock.acquire(timeout=CLOSE_TIMEOUT):
-            try:
-                if math.isfinite(self._saved_at):
-                    self._save(time.monotonic(), is_last=True)
-            finally:
-                self._lock.release()
+        if not self._lock.acquire(timeout=CLOSE_TIMEOUT):
+            logger.warning("the diagnosis takes too long to end; its state is not saved")
+            return
+        try:
+            if math.isfinite(self._saved_at):
+                self._save(time.monotonic(), is_last=True)
+        finally:
+            self._lock.release()
 
     def _update(self, scan: Scan) -> Diagnosis:
         at = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=time.monotonic())
