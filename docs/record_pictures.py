@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing, redirect_stdout, suppress
+from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -68,8 +68,7 @@ def save_top(node: Node) -> None:
     """Save the output of `rankscope top`."""
     output = io.StringIO()
     with (
-        closing(RunDirectory([node.run_dir])) as ranks,
-        simulated(str(node.scenario), ranks),
+        simulated(str(node.scenario), RunDirectory([node.run_dir])),
         redirect_stdout(output),
         suppress(SystemExit),
     ):
