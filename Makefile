@@ -7,7 +7,8 @@ BIN := .venv/bin
 PYTESTS = $(BIN)/python -m pytest
 # A worker takes a whole file, because its tests share fixtures. tests/conftest.py sorts the files: slow ones first.
 AT_ONCE = -n 3 --dist loadfile --no-loadscope-reorder
-ALONE = -n 3 --dist loadgroup
+# Only the files with such tests: each worker imports all files that are named, torch included.
+ALONE = -n 3 --dist loadgroup -m alone $$(grep -rl 'mark\.alone' tests --include='test_*.py')
 RULE_TESTS = tests/rules tests/grafana/test_run_states.py tests/validation/test_month.py tests/validation/test_serving_pods.py
 LINT = $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && git ls-files -z | xargs -0 $(BIN)/codespell && $(BIN)/mypy
 RELEASE := .release/bin
@@ -43,7 +44,7 @@ test: venv
 else
 test: venv servers helm ## run linters, the type checker and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
 	@$(LINT)
-	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE) -m alone
+	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE)
 endif
 
 rule-tests: venv servers ## run all promtool tests without recorded answers, and record the answers (20 minutes)
