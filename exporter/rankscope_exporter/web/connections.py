@@ -57,9 +57,9 @@ class Connection(Protocol):
 class Connections:
     """The open connections. Not thread-safe: one event loop serves all of them."""
 
-    def __init__(self, limit: int | None = None, page_bytes: int = limits.PAGE_BYTES) -> None:
+    def __init__(self, limit: int | None = None, page_bytes: int | None = None) -> None:
         self._limit = limit or limits.connections()
-        self._page_bytes = page_bytes
+        self._page_bytes = page_bytes or limits.PAGE_BYTES
         self._open = _ConnectionsByAddress()
         self._sending = _ConnectionsByAddress()
         self._pages: dict[Connection, Page] = {}  # the page that each connection is sending

@@ -10,7 +10,7 @@ import pytest
 from testing.exporter_process import EXPORTER, exporter_process
 from tests.attacks.http.clients import Large, connect, read_all, request, scrape, server
 
-from rankscope_exporter.web import protocol
+from rankscope_exporter.web import limits, protocol
 
 BEGINNINGS = {
     "nothing": b"",
@@ -64,7 +64,7 @@ def test_a_scrape_succeeds_while_one_client_opens_more_connections_than_there_ar
 
 def test_connections_of_one_address_do_not_close_those_of_another() -> None:
     with server() as (port, other), ExitStack() as opened, connect(other, "::1") as kept:
-        for _ in range(300):
+        for _ in range(2 * limits.CONNECTIONS):
             opened.enter_context(connect(port))
         kept.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert read_all(kept).startswith(b"HTTP/1.1 200")
@@ -73,7 +73,7 @@ def test_connections_of_one_address_do_not_close_those_of_another() -> None:
 
 def test_a_scrape_succeeds_while_its_address_has_all_connections_with_unread_responses() -> None:
     with server(Large(16 * 1024 * 1024)) as (port, _), ExitStack() as opened:
-        attackers = [opened.enter_context(request(port, "/-/healthy")) for _ in range(128)]
+        attackers = [opened.enter_context(request(port, "/-/healthy")) for _ in range(limits.CONNECTIONS)]
         for connection in attackers:
             connection.recv(4096)
         for connection in attackers:  # one after another, so that each gets its own page and most are cut off

@@ -8,10 +8,16 @@ from contextlib import ExitStack
 import pytest
 from tests.attacks.http.clients import Large, find_reset, read_all, request, scrape, server, status
 
-from rankscope_exporter.web import protocol
+from rankscope_exporter.web import limits, protocol
 
 LARGE = 16 * 1024 * 1024
+"""Bytes of a page: more than the kernel buffers."""
 CLIENTS = 30
+
+
+@pytest.fixture(autouse=True)
+def page_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PAGE_BYTES", 4 * LARGE)
 
 
 def test_unread_pages_are_limited_and_a_scrape_gets_its_page() -> None:
