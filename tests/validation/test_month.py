@@ -38,18 +38,19 @@ def test_the_phases_of_every_rank_add_up_to_the_time_since_its_start() -> None:
     assert np.allclose(seconds, passed[:, None])
 
 
-def test_aligned_steps_match_the_exporters() -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_aligned_steps_match_the_exporters(ranks: int) -> None:
     draw = np.random.default_rng(3)
-    durations = draw.exponential(1.0, (1, 10, 8))
+    durations = draw.exponential(1.0, (1, 10, ranks))
     durations[:, P["startup"]] = 0
     own = durations.sum(axis=1) - durations[:, WAIT]
     durations[:, WAIT] = own.max() - own + 0.1
-    floor, skew, blame = align(durations)
+    floor, skew, blame = align(durations, [range(ranks)])
     steps = [
         Step(1, 0.0, 10.0, tuple(durations[0, P[name], rank] if name in P else 0.0 for name in HOOK_PHASES))
-        for rank in range(8)
+        for rank in range(ranks)
     ]
-    alignments = [step_alignment.Alignment(key=("run", str(rank), "")) for rank in range(8)]
+    alignments = [step_alignment.Alignment(key=("run", str(rank), "")) for rank in range(ranks)]
     step_alignment.account(alignments, steps)
     assert np.allclose(floor[0], [one.floor for one in alignments])
     assert np.allclose(skew[0], [one.skew for one in alignments])

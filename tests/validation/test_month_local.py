@@ -1,130 +1,169 @@
-"""Simulated days of one node: stretches that are filled in change no finding, and the page says what was counted."""
+"""Simulated runs of one node: their readings are an exporter's, omitted polls change no finding, and what is right."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from math import isnan, nan
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
-from validation.month import fill, local
-from validation.month.fill import verdicts
-from validation.month.local import Task, body, judge, tasks
-from validation.month.losses import measure, next_ends
+from validation.month import scene as scenes
+from validation.month.feed import verdicts
+from validation.month.local import Task, body, is_false, is_right, judge, tasks
 from validation.month.plan import Plan, SimulatedEvent
-from validation.month.polls import Polls
+from validation.month.run import SimulatedRun
+from validation.month.scene import COMPUTE, Extra, Mode, Scene, Truth
+from validation.month.series import added
 
-from rankscope_exporter.diagnosis.judge import RunJudge
-from rankscope_exporter.diagnosis.parts import Part
+from rankscope_exporter.diagnosis.readings import RankReading, spent
 
 CHECKPOINT = SimulatedEvent("checkpoint", 200.0, 40.0, 2)
 RESTART = SimulatedEvent("restart", 400.0, 30.0)
-STEP = 0.7
+RANK_RESTART = SimulatedEvent("rank restart", 500.0, 5.0, 3)
 
 
-def a_run(**others: object) -> Plan:
-    made = Plan("run", 1, 8, STEP, "host", seconds=1500.0)
-    return replace(made, **others)  # type: ignore[arg-type]  # any field
+def a_scene(**others: object) -> Scene:
+    plan = replace(Plan("run", 1, 4, 0.7, "host", seconds=700.0, speed=np.ones(4)), **others)  # type: ignore[arg-type]  # any field
+    return Scene(plan, startup=20.0)
 
 
-def found(plan: Plan, *, is_whole: bool) -> list[object]:
-    shown, lines = set[object](), []
-    for verdict in verdicts(plan, is_whole):
-        keys = {one.candidate.key for one in verdict.findings}
-        lines += [(verdict.at, key) for key in sorted(keys - shown)] + [(verdict.at, len(keys))] * (keys != shown)
-        shown = set(keys)
-    return lines
+def slow(*ranks: int, begins: float = 300.0, ends: float = 500.0, **extra: Any) -> Scene:
+    """Return a run whose ranks are late by half of a step for some minutes."""
+    truth = Truth(("straggler",), ranks, tuple(COMPUTE), begins, ends)
+    return replace(a_scene(), truth=truth).with_fault(Mode((Extra(COMPUTE, 0.5, ranks, **extra),)))
+
+
+def moments(scene: Scene) -> list[Mapping[int, RankReading]]:
+    run = SimulatedRun(scene)
+    return [found for at in range(int(scene.plan.seconds)) if (found := run.readings(float(at)))]
 
 
 @pytest.mark.parametrize("clock", ["host", "device"])
-def test_the_losses_of_all_parts_are_those_that_the_diagnosis_measures(clock: str) -> None:
-    caps = ((300.0, 350.0, 0.05), (500.0, 600.0, 0.3))
-    polls = Polls(a_run(seconds=700.0, clock=clock, events=(CHECKPOINT, RESTART), caps=caps))
-    losses, judge_of_run = measure(polls, next_ends(polls)), RunJudge(("run", "0"))
-    parts, ring = dict(zip(polls.times[losses.ends].tolist(), range(len(losses.ends)), strict=True)), None
-    for poll in range(len(polls)):
-        judge_of_run.update(float(polls.times[poll]), polls.readings(poll))
-        ring = judge_of_run._losses._parts._rings[0]
-        if ring and ring[-1].ends == polls.times[poll]:
-            part, columns = parts.pop(ring[-1].ends), judge_of_run._losses._parts.columns
-            assert (ring[-1].seconds, ring[-1].steps) == (losses.seconds[part], losses.steps[part])
-            for key, values in losses.values.items():
-                measured = ring[-1].values[columns[key]] if key in columns else nan
-                assert measured == pytest.approx(values[part], abs=1e-9, nan_ok=True), key
-    assert not parts
-    assert any(not isnan(value) and value > 0.05 for value in losses.values["throttling", None])
+def test_the_phases_of_a_rank_add_up_to_the_time_of_its_process_and_no_counter_decreases(clock: str) -> None:
+    scene = a_scene(clock=clock, events=(CHECKPOINT, RESTART, RANK_RESTART))
+    readings = moments(replace(scene, modes=((0.0, Mode()), (300.0, Mode(work=2.0)))))
+    for ranks in readings:
+        for one in ranks.values():
+            assert sum(one.counters.phases.values()) == pytest.approx(one.at - one.began)
+            assert one.began <= one.last_progress <= one.at
+    for before, after in pairwise(readings):
+        for then, now in zip(before.values(), after.values(), strict=True):
+            if then.began == now.began:
+                grown = spent(now.counters, then.counters)
+                assert sum(grown.phases.values()) == pytest.approx(now.at - then.at)
+                assert now.counters.aligned.skew >= then.counters.aligned.skew
+    assert {one.began for ranks in readings for one in ranks.values()} > {0.0}
+    assert len({one.began for one in readings[-1].values()}) == 2
 
 
-@pytest.mark.parametrize("fault", ["slow rank", "rotating straggler", "slow network", "throttled GPUs"])
-def test_a_run_with_omitted_stretches_has_the_same_findings_at_the_same_second(fault: str) -> None:
-    faulty = a_run(fault=fault, dose=1.25, onset=900.0, heals=1200.0, culprit=5, events=(CHECKPOINT, RESTART))
-    complete = found(faulty, is_whole=True)
-    assert found(faulty, is_whole=False) == complete != []
+def test_all_steps_are_compared_on_the_host_and_only_those_of_certain_numbers_on_the_device() -> None:
+    counters = [moments(a_scene(clock=clock, step=0.1))[-1][0].counters for clock in ("host", "device")]
+    host, device = counters
+    assert host.aligned.steps == host.steps > 0
+    assert device.aligned.steps == device.device_steps
+    assert device.steps / 16 < device.device_steps < device.steps / 4
+    waited = device.aligned.wait_floor + device.aligned.skew
+    assert waited == pytest.approx(device.aligned.phases["collective_wait"])
 
 
-def test_a_hang_is_found_at_the_same_second_after_an_omitted_stretch() -> None:
-    hung = a_run(fault="hang", onset=900.0, heals=1200.0, culprit=5)
-    assert found(hung, is_whole=False) == found(hung, is_whole=True) != []
+def test_the_sums_over_a_repeated_series_are_those_of_its_steps() -> None:
+    values = np.array([3, 1, 4, 1, 5])
+    sums = np.concatenate(([0], np.cumsum(values)))
+    for first in range(5):
+        for steps in range(14):
+            assert added(sums, first, steps) == np.resize(np.roll(values, -first), steps).sum()
 
 
-def test_windows_baselines_and_history_after_omitted_stretches_are_those_of_all_polls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    judges = [RunJudge(("run", "0")), RunJudge(("run", "0"))]
-    unused = iter(judges)
-    monkeypatch.setattr(fill, "RunJudge", lambda _: next(unused))
-    polls = [sum(1 for _ in verdicts(a_run(events=(CHECKPOINT,)), is_whole)) for is_whole in (True, False)]
-    assert polls[1] < polls[0] / 5
-    states = [judge.history.state(1500.0) for judge in judges]
-    for state in states:
-        state["pauses"] = [(ended, seconds, phase) for ended, seconds, phase in state["pauses"] if seconds > fill.PAUSE]
-    assert states[0]["pauses"]
-    assert_close(*states)
-    rings = [[tuple(map(vars_of, ring)) for ring in judge._losses._parts._rings] for judge in judges]
-    assert_close(*rings)
-    assert [at for at, _ in judges[0]._readings] == [at for at, _ in judges[1]._readings]
+def test_a_late_rank_waits_least_and_the_others_wait_for_it() -> None:
+    last = moments(slow(2, ends=700.0))[-1]
+    waits = {rank: one.counters.aligned.skew for rank, one in last.items()}
+    assert min(waits, key=waits.__getitem__) == 2
+    blame = last[2].counters.aligned.blame
+    assert max(blame, key=blame.__getitem__) == "backward"
 
 
-def vars_of(part: Part) -> tuple[object, ...]:
-    return part.ends, part.seconds, part.steps, sorted(part.values)
+def test_each_nth_step_and_each_rank_in_turn_have_the_additional_time() -> None:
+    for extra, late in (({"every": 10}, 1), ({"in_turn": True}, 4)):
+        run = SimulatedRun(slow(*range(late), **extra))  # type: ignore[arg-type]  # any field
+        usual, mode = run.scene.modes[0][1], run.scene.modes[1][1]
+        of_usual, of_mode = (run._series(one).durations[:200].sum(axis=(0, 1)) for one in (usual, mode))
+        assert (of_mode > of_usual).all()
+        blame = run._series(mode).by_rank[200] - run._series(usual).by_rank[200]
+        assert blame.any()
 
 
-def assert_close(one: Any, other: Any) -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        one, other = list(one.items()), [(key, other[key]) for key in one]
-    if isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for pair in zip(one, other, strict=True):
-            assert_close(*pair)
-    else:
-        assert one == (pytest.approx(other, abs=1e-9) if isinstance(one, float) else other)
+def found(scene: Scene, *, is_whole: bool) -> list[object]:
+    shown: dict[object, float] = {}
+    for verdict in verdicts(scene, is_whole=is_whole):
+        for one in verdict.findings:
+            shown.setdefault((one.candidate.key, one.candidate.cause, one.opened), verdict.at)
+    return list(shown.items())
+
+
+HANG = SimulatedEvent("other", 450.0, 200.0, 1)
+
+
+@pytest.mark.parametrize("scene", [slow(1), replace(slow(0, 1), stages=2), a_scene(events=(HANG,))])
+def test_a_run_with_omitted_polls_has_the_same_findings_at_the_same_second(scene: Scene) -> None:
+    assert found(scene, is_whole=False) == found(scene, is_whole=True) != []
 
 
 def test_few_polls_of_a_healthy_run_are_judged() -> None:
-    assert sum(1 for _ in verdicts(a_run(), is_whole=False)) < 200
+    scene = a_scene(seconds=1500.0)
+    assert sum(1 for _ in verdicts(scene, is_whole=False)) < 1500 / 5
 
 
-def test_runs_on_several_nodes_are_left_out_and_each_run_has_its_own_line_in_the_ledger() -> None:
-    of_ten_days = [*tasks(range(10), 0, is_whole=False), *tasks(range(10), 0, is_whole=True)]
-    assert "day/8" not in {task.id for task in of_ten_days}
-    assert len({task.id for task in of_ten_days}) == len(of_ten_days) == 18
+def test_a_run_without_an_optimizer_makes_progress_and_no_step() -> None:
+    readings = moments(replace(a_scene(), has_optimizer=False))[-1]
+    assert {(one.phase, one.counters.steps, one.at - one.last_progress < 1) for one in readings.values()} == {
+        ("startup", 0.0, True)
+    }
 
 
-def test_the_page_counts_false_alarms_with_their_bound_and_compares_the_control() -> None:
-    found = [["straggler", 3, "forward", 100.0]]
-    day = {"id": "day/1", "whole": False, "number": 1, "fault": "", "seconds": 86400.0, "heals": 0.0, "culprit": 1}
-    lines = [day | {"found": found}, day | {"id": "day/2", "found": []}]
-    lines += [day | {"id": "whole/day/1", "whole": True, "found": []}]
-    lines += [day | {"id": "whole/day/2", "whole": True, "found": []}]
-    figures, alarm, control, _ = body(lines)
-    assert figures == "2 days of healthy runs: 1 false alarms; at most 2371.9 in 1,000 days, with 95% confidence."
-    assert alarm == "- `day/1`: straggler, rank 3, cause forward, at 100.0 s"
-    assert "2 days were polled completely: 1 show the same findings" in control
+def test_each_run_depends_only_on_its_number_and_has_its_own_line_in_the_ledger() -> None:
+    assert str(scenes.healthy(7)) == str(scenes.healthy(7)) != str(scenes.healthy(8))
+    for fault, dose in scenes.faults():
+        scene = scenes.faulty(fault, dose, 1)
+        assert str(scene) == str(scenes.faulty(fault, dose, 1)) != str(scenes.faulty(fault, dose, 2))
+        assert scene.truth.kinds
+        assert scene.truth.begins < scene.truth.ends < scene.plan.seconds
+        assert set(scene.truth.ranks) < set(range(scene.plan.ranks))
+    each = [*tasks(range(5), range(2), is_whole=False), *tasks(range(5), range(2), is_whole=True)]
+    assert len({task.id for task in each}) == len(each)
 
 
-def test_a_fault_is_found_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = a_run(fault="slow rank", dose=1.3, onset=900.0, heals=1200.0, culprit=5)
-    monkeypatch.setattr(Task, "plan", lambda _: slow)
-    line = judge(Task(1, "slow rank", 1.3))
-    assert [local.is_right(line, one) for one in line["found"]] == [True]
+def a_line(*found: list[Any], **others: Any) -> dict[str, Any]:
+    truth = {"kinds": ["straggler"], "ranks": [4, 5], "causes": ["other"], "begins": 100.0, "ends": 200.0}
+    line = {"id": "one rank is slow/1.3/0", "whole": False, "run": "one rank is slow", "dose": 1.3, "days": 0.5}
+    return line | {"polls": 10, "cpu": 6.0, "truth": truth, "found": list(found)} | others
+
+
+def test_a_finding_is_right_if_it_names_only_ranks_of_the_fault_while_it_lasts() -> None:
+    right, other, early = (
+        ["straggler", ranks, "other", at, 200.0] for ranks, at in (([4], 110.0), ([4, 6], 110.0), ([4], 90.0))
+    )
+    line = a_line(right, other, early)
+    assert [is_right(line, one) for one in line["found"]] == [True, False, False]
+    healthy = a_line(truth=line["truth"] | {"kinds": [], "ranks": []})
+    assert [is_false(healthy, one) for one in (right, early)] == [True, False]
+
+
+def test_the_page_counts_what_is_found_in_its_place_and_with_its_cause_and_compares_the_control() -> None:
+    both = [["straggler", [rank], cause, 110.0 + rank, 200.0] for rank, cause in ((4, "other"), (5, "forward"))]
+    lines = [a_line(*both), a_line(both[0], id="one rank is slow/1.3/1"), a_line(id="one rank is slow/1.3/2")]
+    lines += [a_line(both[0], id="whole/one rank is slow/1.3/1", whole=True, polls=100)]
+    lines += [a_line(both[1], id="healthy/1", run="day", dose=None, truth=lines[0]["truth"] | {"kinds": []})]
+    alarms, speed, control, table = body(lines)
+    assert alarms.startswith("0.5 days of healthy runs: 1 false alarms, 2000.0 in 1,000 days")
+    assert speed == "All runs: 5.0 run-days in a minute of CPU time."
+    assert "1 have the same findings, at most 0 s apart, with 10 instead of 100 polls" in control.replace("\n", " ")
+    assert "| one rank is slow | 1.3 | 3 | 1.5 | 2/3 | 1/2 | 1/2 | 14 | 1.5 | 0 |" in table
+    assert "| day |  | 1 | 0.5 |  |  |  |  |  | 1 |" in table
+
+
+def test_a_fault_is_found_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Task, "scene", lambda _: ("one rank is slow", slow(1)))
+    line = judge(Task(1, "one rank is slow", 1.3))
+    assert [is_right(line, one) for one in line["found"]] == [True]

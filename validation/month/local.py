@@ -1,159 +1,202 @@
-"""Judge simulated runs of one node as an exporter does, once a second: false alarms, and time to find faults.
+"""Judge simulated runs as an exporter does that sees all of their ranks: false alarms, and what is found of each fault.
 
-    make month-local                                   days that are not in the ledger yet, of a thousand
-    python -m validation.month.local --days 0 100      only these, and no faults
-    python -m validation.month.local --faults 10       this number of runs of each fault and dose
-    python -m validation.month.local --whole --days 0 10    the same days, polled completely: the control
+    make month-local                                         runs that are not in the ledger yet
+    python -m validation.month.local --runs 0 100            only these healthy runs
+    python -m validation.month.local --faults 0 10           only these numbers of each fault and dose
+    python -m validation.month.local --whole --runs 0 10     the same runs with every poll: the control
 
-Runs are those of `make month` with eight ranks, so that about a quarter of the numbers is left out. Stretches in which
-no loss is near its limit are not polled: the diagnosis gets their losses, its baselines and its history at once. The
-control shows that this changes no finding. The ledger has a line of JSON for each run.
+The readings of each rank go into the diagnosis that the exporter runs. Each second is polled around changes, each 5 s
+while something is found, and each 15 s while nothing changes. The control shows that the omitted polls change no
+finding. Each run is drawn from its number, and the ledger has a line of JSON for each.
+
+A finding is right if it is of the fault's kind, names no other rank, and opens while the fault lasts. Its place is
+right if all right findings together name all ranks of the fault, and its cause if each has the fault's. All others are
+false. Healthy runs have uneven work, pauses, changes of the job and restarts; their findings are false once the run's
+pace is known.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import product
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from testing import report
 from testing.report import Ledger, Line
 from testing.statistics import percentile, poisson_bound
-from validation.month import plan as plans
-from validation.month.fill import verdicts
-from validation.month.plan import DAY, DOSES, HANG, RANKS_PER_NODE, Plan
+from validation.month import scene as scenes
+from validation.month.feed import verdicts
+from validation.month.plan import DAY
+from validation.month.scene import Scene
 
-DAYS = 1335  # numbers, of which a thousand have eight ranks
-KINDS = {
-    "slow rank": "straggler",
-    "rank 0 works": "straggler",
-    "slow loaders": "data",
-    "slow copies": "copies",
-    "slow network": "network",
-    "rotating straggler": "rotating_straggler",
-    "throttled GPUs": "throttling",
-    HANG: "hang",
-}
-"""The right finding by fault."""
+from rankscope_exporter.diagnosis.detectors import pipeline
+from rankscope_exporter.diagnosis.findings import Finding
+
+RUNS, FAULTS = (0, 4000), (0, 10)
+ENDED = 60.0
+"""Seconds after the end of a fault in which its finding may still open."""
+HEAD = ("run", "dose", "runs", "days", "found", "place right", "cause right", "median s", "findings a run", "false")
 
 
 class Task(NamedTuple):
-    """A healthy day, or a run with a fault; its name in the ledger is `id`."""
+    """A healthy run, or a run with a fault; its name in the ledger is `id`."""
 
     number: int
     fault: str = ""
     dose: float = 1.0
     is_whole: bool = False
-    """True if no stretch is left out."""
+    """True if no poll is left out."""
 
     @property
     def id(self) -> str:
-        name = f"{self.fault}/{self.dose:g}" if self.fault else "day"
+        name = f"{self.fault}/{self.dose:g}" if self.fault else "healthy"
         return f"{'whole/' if self.is_whole else ''}{name}/{self.number}"
 
-    def plan(self) -> Plan:
-        return plans.faulty(self.fault, self.dose, self.number) if self.fault else plans.healthy(self.number)
+    def scene(self) -> tuple[str, Scene]:
+        """Return the kind of the run, and the run."""
+        if self.fault:
+            return self.fault, scenes.faulty(self.fault, self.dose, self.number)
+        return scenes.healthy(self.number)
 
 
 def judge(task: Task) -> Line:
     """Return the findings in a run."""
-    plan, shown, found = task.plan(), set[tuple[Any, ...]](), []
-    for verdict in verdicts(plan, task.is_whole):
-        findings = {(one.kind, one.candidate.place.rank): one for one in verdict.findings}
-        at = round(verdict.at - plan.onset, 1)
-        found += [[*key, findings[key].candidate.cause, at] for key in sorted(findings.keys() - shown, key=str)]
-        shown = set(findings)
-    line = {"id": task.id, "whole": task.is_whole, "number": task.number, "fault": task.fault, "dose": task.dose}
-    line |= {"step": round(plan.step, 3), "clock": plan.clock, "culprit": plan.culprit, "seconds": plan.seconds}
-    return {**line, "heals": plan.heals - plan.onset, "found": found}
+    began, (run, scene), polls = time.process_time(), task.scene(), 0
+    shown: dict[tuple[Any, ...], list[float]] = {}
+    for verdict in verdicts(scene, is_whole=task.is_whole):
+        polls += 1
+        for one in verdict.findings:
+            key = one.kind, named_ranks(one, scene), one.candidate.cause, one.opened
+            shown.setdefault(key, [verdict.at, verdict.at])[1] = verdict.at
+    return {
+        "id": task.id,
+        "whole": task.is_whole,
+        "run": run,
+        "dose": task.dose if task.fault else None,
+        **{name: getattr(scene.plan, name) for name in ("ranks", "step", "clock")},
+        "days": scene.plan.seconds / DAY,
+        "polls": polls,
+        "cpu": round(time.process_time() - began, 2),
+        "truth": asdict(scene.truth),
+        "found": [[kind, list(ranks), cause, *times] for (kind, ranks, cause, _), times in shown.items()],
+    }
 
 
-def tasks(days: range, faults: int, is_whole: bool) -> Iterator[Task]:
-    """Yield the runs on one node, in an order in which the first ones are a fair sample."""
-    kinds = [*product(plans.FAULTS, DOSES), (HANG, 1.0)]
-    every = [Task(number, *kind, is_whole) for number in range(faults) for kind in kinds]
-    every += [Task(number, is_whole=is_whole) for number in days]
-    return (task for task in every if task.plan().ranks == RANKS_PER_NODE)
+def named_ranks(finding: Finding, scene: Scene) -> tuple[int, ...]:
+    """Return the ranks that a finding names: none if it concerns the whole run."""
+    candidate = finding.candidate
+    if finding.kind == pipeline.IMBALANCE:
+        return tuple(scene.peers[int(candidate.evidence["stage"])])
+    return () if candidate.place.rank is None else (candidate.place.rank,)
+
+
+def tasks(runs: range, faults: range, *, is_whole: bool) -> Iterator[Task]:
+    """Yield the runs, in an order in which the first ones are a fair sample."""
+    for number in faults:
+        yield from (Task(number, *fault, is_whole) for fault in scenes.faults())
+    yield from (Task(number, is_whole=is_whole) for number in runs)
 
 
 def is_right(line: Line, found: Sequence[Any]) -> bool:
-    """Return whether a finding is the fault, in its place, while it lasts or shortly after."""
-    kind, rank, _, seconds = found
-    is_place = kind not in ("straggler", "hang") or rank == line["culprit"]
-    return kind == KINDS.get(line["fault"]) and is_place and 0.0 <= seconds <= line["heals"] + 60.0
+    """Return whether a finding is the fault, names no other rank, and opens while it lasts."""
+    truth, (kind, ranks, _, at, _) = line["truth"], found
+    is_place = set(ranks) <= set(truth["ranks"] or ranks)
+    return kind in truth["kinds"] and is_place and truth["begins"] <= at <= truth["ends"] + ENDED
+
+
+def is_false(line: Line, found: Sequence[Any]) -> bool:
+    """Return whether a finding is wrong. Those of a healthy run are not, before the run is known."""
+    is_known = line["truth"]["kinds"] or found[3] >= line["truth"]["begins"]
+    return bool(is_known) and not is_right(line, found)
 
 
 def body(lines: Sequence[Line]) -> list[str]:
-    """Return the false alarms of the days, the control, and the number and time of findings by fault and dose."""
+    """Return the false alarms, the speed, the control, and one table of all runs by kind and dose."""
     runs = [line for line in lines if not line["whole"]]
-    days = sum(line["seconds"] for line in runs if not line["fault"]) / DAY
-    false = [(line["id"], *one) for line in runs for one in line["found"] if not is_right(line, one)]
-    of_days = sum(name.startswith("day/") for name, *_ in false)
-    bound = f"{1000 * poisson_bound(of_days) / days:.1f}" if days else "unknown"
-    rows = [_row(runs, *one) for one in [*product(plans.FAULTS, DOSES), (HANG, 1.0)]]
+    healthy = [line for line in runs if line["dose"] is None]
+    days, minutes = sum(line["days"] for line in healthy), sum(line["cpu"] for line in runs) / 60
+    kinds = Counter(one[0] for line in healthy for one in line["found"] if is_false(line, one))
+    alarms, bound = kinds.total(), poisson_bound(kinds.total())
+    rate, most = (f"{1000 * count / days:.1f}" if days else "unknown" for count in (alarms, bound))
+    speed = sum(line["days"] for line in runs) / minutes if minutes else 0.0
+    known = [*((name, None) for name in scenes.HEALTHY), *scenes.faults()]
     return [
-        f"{days:.0f} days of healthy runs: {of_days} false alarms; at most {bound} in 1,000 days, with 95% confidence.",
-        *(
-            f"- `{name}`: {kind}, rank {rank}, cause {cause or 'none'}, at {at} s"
-            for name, kind, rank, cause, at in false
-        ),
+        f"{days:.1f} days of healthy runs: {alarms} false alarms, {rate} in 1,000 days; at most {most}, with 95% "
+        f"confidence. By kind: {', '.join(f'{kind} {count}' for kind, count in kinds.most_common()) or 'none'}.",
+        f"All runs: {speed:.1f} run-days in a minute of CPU time.",
         _control(lines),
-        report.table(("fault", "dose", "runs", "found", "median s", "P90 s"), [row for row in rows if row]),
+        report.table(HEAD, [row for one in known if (row := _row(runs, *one))]),
     ]
 
 
+def _row(lines: Sequence[Line], name: str, dose: float | None) -> tuple[Any, ...] | None:
+    runs = [line for line in lines if line["run"] == name and line["dose"] == dose]
+    if not runs:
+        return None
+    days = f"{sum(line['days'] for line in runs):.1f}"
+    false = sum(is_false(line, one) for line in runs for one in line["found"])
+    if dose is None:
+        return name, "", len(runs), days, *[""] * 5, false
+    found = [
+        (line["truth"], right) for line in runs if (right := [one for one in line["found"] if is_right(line, one)])
+    ]
+    places = [set(truth["ranks"]) == {rank for one in right for rank in one[1]} for truth, right in found]
+    causes = [{one[2] for one in right} <= set(truth["causes"]) for truth, right in found if truth["causes"]]
+    seconds = [right[0][3] - truth["begins"] for truth, right in found]
+    median = f"{percentile(seconds, 0.5):.0f}" if found else ""
+    each = f"{sum(len(right) for _, right in found) / len(found):.1f}" if found else ""
+    parts = (f"{sum(one)}/{len(one)}" if one else "" for one in (places, causes))
+    return name, f"{dose:g}", len(runs), days, f"{len(found)}/{len(runs)}", *parts, median, each, false
+
+
 def _control(lines: Sequence[Line]) -> str:
-    found = {line["id"]: line["found"] for line in lines}
-    pairs = [(line, found.get(line["id"].removeprefix("whole/"))) for line in lines if line["whole"]]
-    counts = []
-    for name, is_fault in (("days", False), ("runs with a fault", True)):
-        same = [
-            line["found"] == other for line, other in pairs if bool(line["fault"]) is is_fault and other is not None
-        ]
-        if same:
-            counts.append(
-                f"{len(same)} {name} were polled completely: {sum(same)} show the same findings at the same second"
-            )
-    return f"Control of omitted stretches: {'; '.join(counts)}." if counts else "No control of omitted stretches yet."
-
-
-def _row(lines: Sequence[Line], fault: str, dose: float) -> tuple[Any, ...] | None:
-    runs = [line for line in lines if line["fault"] == fault and line["dose"] == dose]
-    first = [next((one[3] for one in line["found"] if is_right(line, one)), None) for line in runs]
-    seconds = [one for one in first if one is not None]
-    times = (percentile(seconds, 0.5), percentile(seconds, 0.9)) if seconds else ("", "")
-    return (fault, f"{dose:g}", len(runs), len(seconds), *times) if runs else None
+    sparse = {line["id"]: line for line in lines}
+    wholes = [(line, line["id"].removeprefix("whole/")) for line in lines if line["whole"]]
+    pairs = [(whole, sparse[name]) for whole, name in wholes if name in sparse]
+    if not pairs:
+        return "No control of omitted polls yet."
+    verdicts = [[[one[:3] for one in line["found"]] for line in pair] for pair in pairs]
+    same = [pair for pair, (one, other) in zip(pairs, verdicts, strict=True) if one == other]
+    apart = [abs(a[3] - b[3]) for pair in same for a, b in zip(*(line["found"] for line in pair), strict=True)]
+    count = sum(len(whole["found"]) for whole, _ in pairs)
+    polls = [sum(pair[number]["polls"] for pair in pairs) for number in (0, 1)]
+    return (
+        f"Control of omitted polls: {len(pairs)} runs with {count} findings were polled each second. {len(same)} have "
+        f"the same findings, at most {max(apart, default=0.0):.0f} s apart, with {polls[1]:,} instead of {polls[0]:,} "
+        "polls."
+    )
 
 
 def _run(todo: Sequence[Task], ledger: Ledger, processes: int) -> None:
     with ProcessPoolExecutor(processes) as pool:
         for line in pool.map(judge, todo):
             ledger.add(line)
-            wrong = [one for one in line["found"] if not is_right(line, one)]
-            print(time.strftime("%H:%M:%S"), line["id"], wrong or "", flush=True)
+            false = [one for one in line["found"] if is_false(line, one)]
+            print(time.strftime("%H:%M:%S"), line["id"], line["run"], f"{line['cpu']} s", false[:3] or "", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge runs that are not in the ledger yet, then publish. Return 1 if there is a false alarm."""
     parser = report.parser(__doc__, prog="make month-local", save=report.Directories())
-    parser.add_argument("--days", type=int, nargs=2, metavar=("FIRST", "BEFORE"))
-    parser.add_argument(
-        "--faults", type=int, metavar="N", help="runs of each fault and dose (default: 10; with --days none)"
-    )
-    parser.add_argument("--whole", action="store_true", help="leave out no stretch, for the control")
+    parser.add_argument("--runs", type=int, nargs=2, metavar=("FIRST", "BEFORE"))
+    parser.add_argument("--faults", type=int, nargs=2, metavar=("FIRST", "BEFORE"))
+    parser.add_argument("--whole", action="store_true", help="leave out no poll, for the control")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
-    ledger = options.save.ledger("month_local")
-    faults = options.faults if options.faults is not None else 0 if options.days else 10
-    days = range(*options.days) if options.days else range(0 if options.faults else DAYS)
-    _run([task for task in tasks(days, faults, options.whole) if not ledger.has(task.id)], ledger, options.processes)
+    ledger = options.save.ledger("month_local_runs")
+    is_all = not (options.runs or options.faults)
+    runs = range(*(options.runs or (RUNS if is_all else (0, 0))))
+    faults = range(*(options.faults or (FAULTS if is_all else (0, 0))))
+    todo = [task for task in tasks(runs, faults, is_whole=options.whole) if not ledger.has(task.id)]
+    _run(todo, ledger, options.processes)
     title, lines = "A simulated month on one node", ledger.lines
     page = report.Report("month_local", title, __doc__, "no false alarm", body(lines), len(lines))
     page.publish(options.save)
-    return int(any(not is_right(line, one) for line in lines for one in line["found"]))
+    return int(any(is_false(line, one) for line in lines if line["dose"] is None for one in line["found"]))
 
 
 if __name__ == "__main__":

@@ -118,10 +118,10 @@ def healthy(seed: int) -> Plan:
     fitting = [step for step in STEPS if ranks * DAY / step <= MOST_SAMPLES]
     weights = np.array([STEPS[step] for step in fitting])
     step = float(draw.choice(fitting, p=weights / weights.sum()) * draw.uniform(0.7, 1.4))
-    plan = _run(f"day-{seed}", seed, ranks, step, draw)
+    plan = draw_run(f"day-{seed}", seed, ranks, step, draw)
     return replace(
         plan,
-        events=tuple(sorted(_events(plan, draw), key=lambda one: one.at)),
+        events=tuple(sorted(draw_events(plan, draw), key=lambda one: one.at)),
         lengths_over_time=tuple((_within(draw), draw.uniform(0.5, 2.0)) for _ in range(draw.poisson(1.0))),
         caps=_caps(draw),
         skewed=_clocks(plan.nodes, draw),
@@ -132,15 +132,15 @@ def faulty(fault: str, dose: float, number: int) -> Plan:
     """Return seventy minutes of a run: healthy, then with a fault for half an hour, then healed."""
     draw = np.random.default_rng((16, list(ALERTS).index(fault), round(100 * dose), number))
     ranks = int(draw.choice([8, 8, 8, 16]))
-    step = _between(draw, 0.1, 3.0)
-    plan = _run(f"{fault} {dose:g} {number}".replace(" ", "-"), number, ranks, step, draw)
+    step = between(draw, 0.1, 3.0)
+    plan = draw_run(f"{fault} {dose:g} {number}".replace(" ", "-"), number, ranks, step, draw)
     onset = 30 * MINUTE + draw.uniform(0, MINUTE)
     culprit = 0 if fault == "rank 0 works" else int(draw.integers(1, ranks))
     times = {"seconds": 70 * MINUTE, "onset": onset, "heals": onset + 30 * MINUTE}
     return replace(plan, fault=fault, dose=dose, culprit=culprit, skewed=np.zeros(plan.nodes), **times)
 
 
-def _run(name: str, seed: int, ranks: int, step: float, draw: Draw) -> Plan:
+def draw_run(name: str, seed: int, ranks: int, step: float, draw: Draw) -> Plan:
     is_even = draw.random() < 0.5
     collect = draw.uniform(0.02, 0.3)
     return Plan(
@@ -164,20 +164,20 @@ def _run(name: str, seed: int, ranks: int, step: float, draw: Draw) -> Plan:
     )
 
 
-def _events(plan: Plan, draw: Draw) -> list[SimulatedEvent]:
+def draw_events(plan: Plan, draw: Draw) -> list[SimulatedEvent]:
     return [*_planned(plan, draw), *_accidents(plan, draw), *_failed_scrapes(plan, draw)]
 
 
 def _planned(plan: Plan, draw: Draw) -> Iterator[SimulatedEvent]:
     """Yield a run's checkpoints, similar but for a tail and 2% of its time, and its evaluations."""
-    every = _between(draw, 15 * MINUTE, 3 * HOUR)
-    typical = min(_between(draw, 2.0, 180.0), 0.02 * every)
+    every = between(draw, 15 * MINUTE, 3 * HOUR)
+    typical = min(between(draw, 2.0, 180.0), 0.02 * every)
     rank = _one_rank(plan, draw, 0.3)
     for at in np.arange(draw.uniform(0, every), DAY, every):
         yield SimulatedEvent("checkpoint", float(at), typical * draw.lognormal(0, 0.25), rank)
     if draw.random() < 0.6:
-        every = _between(draw, 30 * MINUTE, 6 * HOUR)
-        typical = _between(draw, 20.0, min(900.0, 0.2 * every))
+        every = between(draw, 30 * MINUTE, 6 * HOUR)
+        typical = between(draw, 20.0, min(900.0, 0.2 * every))
         rank = _one_rank(plan, draw, 0.3)
         for at in np.arange(draw.uniform(0, every), DAY, every):
             yield SimulatedEvent("evaluation", float(at), typical * draw.lognormal(0, 0.1), rank)
@@ -208,7 +208,7 @@ def _one_rank(plan: Plan, draw: Draw, part: float) -> int | None:
     return int(draw.choice([0, draw.integers(plan.ranks)])) if draw.random() < part else None
 
 
-def _between(draw: Draw, least: float, most: float) -> float:
+def between(draw: Draw, least: float, most: float) -> float:
     """Return a log-uniform value: from one to two is as likely as from two to four."""
     return float(np.exp(draw.uniform(np.log(least), np.log(most))))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,8 @@ from rankscope.record.sampling import is_sampled
 SCRAPE = 15.0  # seconds
 CAUSES = [number for name, number in P.items() if name not in ("collective_wait", "startup")]
 UNKNOWN = len(PHASES)
+Peers = Sequence[Sequence[int]]
+"""Groups of ranks that are compared with each other."""
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 MEASURED_EVERY = 1.2
 """Seconds between two steps that are measured on a device: a dozen marks (rankscope/timeline/device_clock.py)."""
@@ -169,7 +172,8 @@ def _measure(plan: Plan, record: Record, totals: _Totals, scrapes: Array, steps:
     if plan.clock == "device":
         is_measured = _sampled(block.numbers, round(np.log2(max(MEASURED_EVERY / length, 1))))
     weights = is_measured.astype(float)
-    floor, skew, blame = align(block.durations)
+    nodes = np.arange(plan.ranks).reshape(-1, RANKS_PER_NODE).tolist()
+    floor, skew, blame = align(block.durations, nodes)
     values = {"measured": block.durations, "measured_steps": np.ones(len(weights)), "floor": floor, "skew": skew}
     for name, of_steps in {**values, "blame": blame}.items():
         counted = of_steps * weights.reshape(-1, *[1] * (of_steps.ndim - 1))
@@ -184,31 +188,38 @@ def _sampled(numbers: Array, level: int) -> Array:
     return np.array([is_sampled(number, level) for number in numbers.tolist()])
 
 
-def align(durations: Array) -> tuple[Array, Array, Array]:
+def align(durations: Array, peers: Peers) -> tuple[Array, Array, Array]:
     """Return floor, skew and blame by step and rank, blame also by phase (rankscope_exporter/ranks/step_alignment.py).
 
-    The floor is the least wait on the node, the skew this rank's wait above it, the blame the others' wait for it.
+    The floor is the least wait of any peer, the skew this rank's wait above it, the blame the others' wait for it.
     """
-    count, _, ranks = durations.shape
-    by_node = durations.reshape(count, len(PHASES), -1, RANKS_PER_NODE)
-    waits = by_node[:, WAIT]
-    floor = waits.min(axis=2, keepdims=True)
-    last = waits.argmin(axis=2)[:, :, None]
-    waited = (waits - floor).sum(axis=2) / (RANKS_PER_NODE - 1)
-    own = np.take_along_axis(by_node[:, CAUSES], last[:, None], axis=3)[..., 0]
-    lower, upper = np.moveaxis(np.sort(by_node[:, CAUSES], axis=3)[..., 3:5], 3, 0)
-    excess = own - np.where(own <= lower, upper, lower)  # the median of the seven others
+    steps, _, ranks = durations.shape
+    floor, skew = np.empty((2, steps, ranks), durations.dtype)
+    blame = np.zeros((steps, UNKNOWN + 1, ranks), durations.dtype)
+    for members in peers:
+        of_peers = durations[:, :, members]
+        waits = of_peers[:, WAIT]
+        least, last = waits.min(axis=1, keepdims=True), waits.argmin(axis=1)
+        floor[:, members], skew[:, members] = least, waits - least
+        waited = (waits - least).sum(axis=1) / (len(members) - 1)
+        cause = _late_phase(of_peers[:, CAUSES], last, waited)
+        blame[np.arange(steps), cause, np.array(members)[last]] = waited
+    return floor, skew, blame
+
+
+def _late_phase(durations: Array, last: Array, waited: Array) -> Array:
+    """Return by step the phase in which the last rank exceeds the median of the others most, if that is enough."""
+    others = durations.shape[2] - 1
+    own = np.take_along_axis(durations, last[:, None, None], axis=2)[..., 0]
+    ordered = np.sort(durations, axis=2)
+    # Without its own duration, the later ones move up by one.
+    middle = [
+        np.where(own <= ordered[..., i], ordered[..., i + 1], ordered[..., i]) for i in ((others - 1) // 2, others // 2)
+    ]
+    excess = own - (middle[0] + middle[1]) / 2
     largest = excess.argmax(axis=1)
     explains = np.take_along_axis(excess, largest[:, None], axis=1)[:, 0] >= waited / 2
-    cause = np.where(explains, np.array(CAUSES)[largest], UNKNOWN)
-    blame = np.zeros((count, len(PHASES) + 1, by_node.shape[2], RANKS_PER_NODE))
-    step, node = np.indices(cause.shape)
-    blame[step, cause, node, last[..., 0]] = waited
-    return (
-        np.broadcast_to(floor, waits.shape).reshape(count, ranks),
-        (waits - floor).reshape(count, ranks),
-        blame.reshape(count, -1, ranks),
-    )
+    return np.where(explains, np.array(CAUSES)[largest], UNKNOWN)
 
 
 def _fill_last(record: Record, totals: _Totals, scrapes: Array, steps: Array, block: Block, is_chosen: Array) -> None:

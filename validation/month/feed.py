@@ -1,0 +1,51 @@
+"""Feed simulated runs to the diagnosis, poll by poll; where nothing changes, only one of fifteen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from validation.month.run import SimulatedRun
+from validation.month.scene import Scene
+
+from rankscope_exporter.diagnosis.history import ROW_SECONDS
+from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
+
+QUIET = int(ROW_SECONDS)
+"""Seconds between two polls where nothing changes: at most those of a row of the run's baselines."""
+SLOW = 5
+"""Seconds between two polls while something is found, or in a pause."""
+OPEN_SECONDS = 120.0
+"""Seconds after which what is found, or may soon be, counts as unchanged."""
+
+
+def verdicts(scene: Scene, *, is_whole: bool) -> Iterator[Verdict]:
+    """Yield the verdicts of a run; if not whole, without most polls while nothing changes and nothing is found."""
+    run, judge = SimulatedRun(scene), RunJudge((scene.plan.name, "0"))
+    at, found, since = 0, frozenset[object](), 0
+    while at < scene.plan.seconds:
+        if (readings := run.readings(float(at))) is None:
+            at += 1
+            continue
+        verdict = judge.update(float(at), readings)
+        yield verdict
+        now = _found(verdict)
+        since = at if now != found else since
+        found = now
+        at += 1 if is_whole else _pause(run, verdict, at, is_new=bool(found) and at - since < OPEN_SECONDS)
+
+
+def _found(verdict: Verdict) -> frozenset[object]:
+    """Return what is found, or will be if it lasts."""
+    pending = (one for one in verdict.pending if one.lacks in ("time", "steps", "startup"))
+    return frozenset([*(one.candidate.key for one in verdict.findings), *(("", *one.candidate.key) for one in pending)])
+
+
+def _pause(run: SimulatedRun, verdict: Verdict, at: int, *, is_new: bool) -> int:
+    """Return the seconds until the next poll."""
+    if is_new or run.is_changing(at, run.pace):
+        return run.pace
+    remaining = [one.remaining for one in verdict.pending if one.remaining is not None]
+    slow = max(1, min(SLOW, int(min(remaining, default=SLOW))))
+    if _found(verdict) or run.is_changing(at, QUIET):
+        return slow
+    return QUIET
