@@ -109,7 +109,7 @@ nodes: venv servers ## distinguish a slow rank, a rotating straggler and a slow 
 month: venv servers ## evaluate the rules on a thousand simulated days of healthy runs, and on faulty runs (4 hours)
 	@$(BIN)/python -m validation.month $(MONTH)
 
-month-local: venv ## diagnose a thousand simulated days on one node as an exporter does, and runs with a fault (2 hours)
+month-local: venv ## diagnose two thousand simulated days as an exporter does, and a thousand runs with a fault (6 hours)
 	@$(BIN)/python -m validation.month.local $(MONTH)
 
 serving-pods: venv servers ## count the alerts for inference pods (TRACE=DIR with their samples; 5 minutes)

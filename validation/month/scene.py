@@ -113,7 +113,7 @@ def healthy(number: int) -> tuple[str, Scene]:
 def faulty(fault: str, dose: float, number: int) -> Scene:
     """Return a run that is healthy for half an hour and 60 steps at least, and then has a fault."""
     draw = np.random.default_rng((26, list(FAULTS).index(fault), round(100 * dose), number))
-    scene = _run(f"{fault}-{dose:g}-{number}", number, draw)
+    scene = _run(f"{fault}-{dose:g}-{number}", number, draw, has_long_steps=fault not in SHORT_STEPS)
     step, lasts = scene.plan.step, LASTS.get(fault, 30 * MINUTE)
     begins = max(30 * MINUTE, 60 * step) + draw.uniform(0, MINUTE)
     ends = begins + max(lasts, 40 * step)
@@ -126,9 +126,9 @@ def faults() -> list[tuple[str, float]]:
     return [(fault, dose) for fault in FAULTS for dose in DOSES_OF.get(fault, DOSES)]
 
 
-def _run(name: str, number: int, draw: Draw) -> Scene:
+def _run(name: str, number: int, draw: Draw, *, has_long_steps: bool = True) -> Scene:
     ranks = int(draw.choice(list(SIZES), p=list(SIZES.values())))
-    is_long = draw.random() < LONG_STEPS
+    is_long = has_long_steps and draw.random() < LONG_STEPS
     step = between(draw, 3.0, 1200.0) if is_long else between(draw, 0.02, 3.0)
     plan = draw_run(name.replace(" ", "-"), number, ranks, step, draw)
     return Scene(plan, startup=between(draw, 10.0, 240.0), measured_every=float(draw.choice([1.2, 3.0])))
@@ -168,7 +168,7 @@ def _day(scene: Scene, draw: Draw) -> Scene:
 
 def _uneven(scene: Scene, draw: Draw) -> Scene:
     uneven = str(draw.choice(UNEVEN_PHASES)), draw.uniform(0.2, 0.9), draw.uniform(0.05, 0.5)
-    scene = scene.planned(seconds=max(3 * HOUR, 200 * scene.plan.step))
+    scene = scene.planned(seconds=min(max(3 * HOUR, 200 * scene.plan.step), DAY))
     return replace(_with_events(scene, draw), uneven=uneven)
 
 
@@ -197,7 +197,7 @@ def _changed(scene: Scene, draw: Draw) -> Scene:
     unfrozen = Mode(work=1.1, transfer=10.0, bytes=10.0)
     modes = unfrozen, Mode(work=factor), Mode(work=1 / factor), Mode(work=count, micro_steps=count)
     mode = modes[int(draw.integers(len(modes)))]
-    scene = scene.planned(seconds=max(4 * HOUR, 400 * scene.plan.step))
+    scene = scene.planned(seconds=min(max(4 * HOUR, 400 * scene.plan.step), DAY))
     if mode is unfrozen:
         scene = scene.planned(transfer=draw.uniform(0.01, 0.033))  # then at most a quarter of the step
     return replace(scene, modes=((0.0, USUAL), (draw.uniform(0.2, 0.5) * scene.plan.seconds, mode)))
@@ -209,9 +209,8 @@ def _evaluating(scene: Scene, _: Draw) -> Scene:
 
 def _restarting(scene: Scene, draw: Draw) -> Scene:
     """Return a run in which one rank's process restarts again and again, for 2% of the time."""
-    scene = _short_steps(scene, draw)
     if not scene.truth.ends:
-        scene = scene.planned(seconds=4 * HOUR)
+        scene = _short_steps(scene, draw).planned(seconds=4 * HOUR)
     every, rank = between(draw, 30.0, 30 * MINUTE), int(draw.integers(1, scene.plan.ranks))
     times = np.arange(scene.startup + every, scene.plan.seconds, every).tolist()
     return scene.planned(
@@ -255,7 +254,8 @@ def _some(ranks: int, draw: Draw, least: float, most: float) -> tuple[int, ...]:
 
 
 def _set(scene: Scene, draw: Draw, least: float, most: float) -> Scene:
-    return _late(_of_size(scene, draw, 4, 8, 8, 16), draw, partial(_some, least=least, most=most))
+    sizes = (4, 8, 16) if least >= 0.5 else (8, 16)
+    return _late(_of_size(scene, draw, *sizes), draw, partial(_some, least=least, most=most))
 
 
 def _node(scene: Scene, draw: Draw) -> Scene:
@@ -300,15 +300,14 @@ def _in_turn(scene: Scene, draw: Draw) -> Scene:
 
 
 def _each_nth(scene: Scene, draw: Draw) -> Scene:
-    scene, every = _short_steps(scene, draw), int(draw.choice([10, 20, 50, 100]))
-    rank = int(draw.integers(scene.plan.ranks))
+    every, rank = int(draw.choice([10, 20, 50, 100])), int(draw.integers(scene.plan.ranks))
     mode = Mode((Extra({"other": 1.0}, every * (scene.plan.dose - 1), (rank,), every),))
     return scene.with_truth(kinds=("straggler",), ranks=(rank,), causes=("other",)).with_fault(mode)
 
 
 def _alone(scene: Scene, draw: Draw, seconds: float, every: float) -> Scene:
     """Return a run in which one rank works by itself for so long, again and again."""
-    scene, rank = _short_steps(scene, draw), int(draw.integers(scene.plan.ranks))
+    rank = int(draw.integers(scene.plan.ranks))
     times = np.arange(scene.truth.begins, scene.truth.ends, every).tolist()
     events = tuple(SimulatedEvent("other", at, seconds * draw.uniform(0.9, 1.1), rank) for at in times)
     return scene.planned(events=events).with_truth(kinds=("straggler",), ranks=(rank,), causes=("other",))
@@ -316,7 +315,7 @@ def _alone(scene: Scene, draw: Draw, seconds: float, every: float) -> Scene:
 
 def _hot(scene: Scene, draw: Draw) -> Scene:
     """Return a run with a GPU that is throttled for 30 s of each ten minutes."""
-    scene, rank = _short_steps(scene, draw), int(draw.integers(scene.plan.ranks))
+    rank = int(draw.integers(scene.plan.ranks))
     mode = Mode((Extra(COMPUTE, scene.plan.dose - 1, (rank,)),), throttled=(rank,), clock=1 / scene.plan.dose)
     times = np.arange(scene.truth.begins, scene.truth.ends, 10 * MINUTE).tolist()
     modes = ((0.0, USUAL), *(one for at in times for one in ((at, mode), (at + 30.0, USUAL))))
@@ -363,6 +362,10 @@ FAULTS: dict[str, Callable[[Scene, Draw], Scene]] = {
     "hang": _hang,
     "slow start-up": _slow_startup,
 }
+SHORT_STEPS = (
+    *("late in each n-th step", "slow, and another rank restarts", "throttled 30 s each 10 min"),
+    *("alone for 20 s a minute", "alone for a tenth of each hour"),
+)
 DOSES_OF = {"throttled 30 s each 10 min": (2.0,), "alone for 20 s a minute": (1.5,)}
 DOSES_OF |= dict.fromkeys(("alone for a tenth of each hour", "hang", "slow start-up"), (1.0,))
 LASTS = {
