@@ -16,6 +16,7 @@ from validation.month.plan import Plan, SimulatedEvent
 from validation.month.run import SimulatedRun
 from validation.month.scene import COMPUTE, Extra, Mode, Scene, Truth
 from validation.month.series import added
+from validation.month.steps import P
 
 from rankscope_exporter.diagnosis.readings import RankReading, spent
 
@@ -84,14 +85,16 @@ def test_a_late_rank_waits_least_and_the_others_wait_for_it() -> None:
     assert max(blame, key=blame.__getitem__) == "backward"
 
 
-def test_each_nth_step_and_each_rank_in_turn_have_the_additional_time() -> None:
-    for extra, late in (({"every": 10}, 1), ({"in_turn": True}, 4)):
-        run = SimulatedRun(slow(*range(late), **extra))  # type: ignore[arg-type]  # any field
-        usual, mode = run.scene.modes[0][1], run.scene.modes[1][1]
-        of_usual, of_mode = (run._series(one).durations[:200].sum(axis=(0, 1)) for one in (usual, mode))
-        assert (of_mode > of_usual).all()
-        blame = run._series(mode).by_rank[200] - run._series(usual).by_rank[200]
-        assert blame.any()
+@pytest.mark.parametrize(
+    ("extra", "late"),
+    [({"every": 3}, [(0, 0), (0, 1), (3, 0), (3, 1)]), ({"in_turn": True}, [(0, 0), (1, 1), (2, 0), (3, 1), (4, 0)])],
+)
+def test_each_nth_step_or_each_rank_in_turn_has_the_additional_time(
+    extra: dict[str, Any], late: list[tuple[int, int]]
+) -> None:
+    scene = slow(0, 1, **extra).planned(noise=0.0, collect=0.0)
+    backward = SimulatedRun(scene)._series(scene.modes[1][1]).durations[:5, P["backward"]]
+    assert [(step, rank) for step, rank in np.argwhere(backward > backward.min()).tolist()] == late
 
 
 def found(scene: Scene, *, is_whole: bool) -> list[object]:

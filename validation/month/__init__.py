@@ -1,6 +1,9 @@
-"""A month in an hour: healthy and faulty runs as series over simulated weeks, judged by the real rules.
+"""Simulated months of healthy and faulty runs: false alarms, and what is found of each fault.
 
-Data flows one way: a run's properties (plan) → its ranks' steps (steps) → an exporter's values (record) → Prometheus'
-samples (samples) → the stretches in which an alert is possible (quiet) → the alerts of the rules (engine) → figures
-(report).
+`__main__` judges them by the rules. Data flows one way: a run's properties (plan) → its ranks' steps (steps) → an
+exporter's values (record) → Prometheus' samples (samples) → the stretches in which an alert is possible (quiet) → the
+alerts of the rules (engine) → figures (report).
+
+`local` judges them by the exporter's diagnosis: a run with the right finding (scene) → sums of its steps (series) → the
+readings of its ranks (run) → verdicts (feed) → figures (local).
 """

@@ -91,7 +91,8 @@ def named_ranks(finding: Finding, scene: Scene) -> tuple[int, ...]:
     candidate = finding.candidate
     if finding.kind == pipeline.IMBALANCE:
         return tuple(scene.peers[int(candidate.evidence["stage"])])
-    return () if candidate.place.rank is None else (candidate.place.rank,)
+    ranks = getattr(candidate.place, "ranks", ())  # an earlier version of the diagnosis names one rank in each finding
+    return ranks or (() if candidate.place.rank is None else (candidate.place.rank,))
 
 
 def tasks(runs: range, faults: range, *, is_whole: bool) -> Iterator[Task]:

@@ -35,7 +35,8 @@ BEFORE, AFTER, AFTER_STEPS = 10.0, 20.0, 15
 """Seconds and steps around a change in which each second is polled."""
 NEAR = 4.0
 """Seconds around the start and the end of a pause of at least so many."""
-CHILDREN = 4
+CHILDREN, MICRO_BATCHES = 4, 8
+"""Loader workers of a rank, and micro-batches of a pipeline's step."""
 RATES, OF_GPU = 6, slice(4, 6)
 """The number of columns of `rates`, and those of the GPU."""
 
@@ -255,7 +256,8 @@ class SimulatedRun:
         has_more = np.isin(ranks, self.scene.experts) & bool(mode.extras)
         exchanged = np.where(has_more, 1.5e7, 1e7) if self.scene.experts else 0.0
         found = self._known_rates[id(mode)] = np.empty((len(ranks), RATES))
-        found[:] = 1e8 * mode.bytes, 0.0, mode.micro_steps, 1.0 if is_late else self.plan.loader, 0.0, 1.0
+        micro_steps = mode.micro_steps * (MICRO_BATCHES if self.scene.stages > 1 else 1)
+        found[:] = 1e8 * mode.bytes, 0.0, micro_steps, 1.0 if is_late else self.plan.loader, 0.0, 1.0
         found[:, 1], found[:, 4], found[:, 5] = exchanged, is_throttled, np.where(is_throttled, mode.clock, 1.0)
         return found
 
