@@ -167,7 +167,10 @@ def _day(scene: Scene, draw: Draw) -> Scene:
 
 
 def _uneven(scene: Scene, draw: Draw) -> Scene:
-    uneven = str(draw.choice(UNEVEN_PHASES)), draw.uniform(0.2, 0.9), draw.uniform(0.05, 0.5)
+    phase = str(draw.choice(UNEVEN_PHASES))
+    # A wait that is longer than this is a loss of every rank, even or not.
+    ratio = draw.uniform(0.01, 0.05) if phase in ("data_wait", "h2d_copy") else draw.uniform(0.2, 0.9)
+    uneven = phase, ratio, draw.uniform(0.05, 0.5)
     scene = scene.planned(seconds=min(max(3 * HOUR, 200 * scene.plan.step), DAY))
     return replace(_with_events(scene, draw), uneven=uneven)
 
