@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -80,7 +80,7 @@ class Scene:
     measured_every: float = 1.2
     """Seconds between two steps that are measured on the device; steps with many phases have fewer."""
     has_optimizer: bool = True
-    experts: tuple[int, ...] = field(default=())
+    experts: tuple[int, ...] = ()
     """Ranks whose experts get more tokens while the fault lasts."""
 
     @property
