@@ -119,16 +119,15 @@ def body(lines: Sequence[Line]) -> list[str]:
     """Return the false alarms, the speed, the control, and one table of all runs by kind and dose."""
     runs = [line for line in lines if not line["whole"]]
     healthy = [line for line in runs if line["dose"] is None]
-    days, minutes = sum(line["days"] for line in healthy), sum(line["cpu"] for line in runs) / 60
+    days, minutes = sum(line["days"] for line in healthy), sum(line["cpu"] for line in healthy) / 60
     kinds = Counter(one[0] for line in healthy for one in line["found"] if is_false(line, one))
     alarms, bound = kinds.total(), poisson_bound(kinds.total())
     rate, most = (f"{1000 * count / days:.1f}" if days else "unknown" for count in (alarms, bound))
-    speed = sum(line["days"] for line in runs) / minutes if minutes else 0.0
     known = [*((name, None) for name in scenes.HEALTHY), *scenes.faults()]
     return [
         f"{days:.1f} days of healthy runs: {alarms} false alarms, {rate} in 1,000 days; at most {most}, with 95% "
         f"confidence. By kind: {', '.join(f'{kind} {count}' for kind, count in kinds.most_common()) or 'none'}.",
-        f"All runs: {speed:.1f} run-days in a minute of CPU time.",
+        f"Healthy runs: {days / minutes if minutes else 0.0:.1f} run-days in a minute of CPU time.",
         _control(lines),
         report.table(HEAD, [row for one in known if (row := _row(runs, *one))]),
     ]
