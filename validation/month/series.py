@@ -26,9 +26,9 @@ COMPARED_STEPS, MEASURED_STEPS, COMPARED_SECONDS, BUCKETS = 0, 1, 2, slice(3, No
 BY_RANK, COMMON = 44, BUCKETS.start + len(STEP_BOUNDS) + 1
 """The number of columns."""
 RESTLESS = 0.05
-"""The ratio by which a rank's time in a phase may differ from the usual in a window of steps. It is a third of the
-least loss that is found in such a window."""
-WINDOW_SECONDS, WINDOW_STEPS = 8.0, 12
+"""The ratio by which a rank's time in a phase may differ from the usual: a third of the least loss that is found in
+seconds. It has to last for both halves of the shortest span that is judged."""
+HALF_SECONDS, HALF_STEPS = 4.0, 6
 
 
 class Series:
@@ -59,16 +59,17 @@ class Series:
 
     @cached_property
     def restless(self) -> Array:
-        """The sums of the steps in a window in which the time of some rank in some phase is not the usual."""
-        steps = max(WINDOW_STEPS, int(np.ceil(WINDOW_SECONDS / NANO * len(self) / self.ends[-1])))
-        if steps >= len(self):
+        """The sums of the steps in which the time of some rank in some phase is not the usual for a while."""
+        half = max(HALF_STEPS, int(np.ceil(HALF_SECONDS / NANO * len(self) / self.ends[-1])))
+        if 2 * half >= len(self):
             return np.arange(len(self) + 1)
-        spent, long = self.by_rank[:, :, SECONDS], self.ends[steps:] - self.ends[:-steps]
-        ratios = (spent[steps:] - spent[:-steps]) / long[:, None, None]
-        first = np.flatnonzero((np.abs(ratios - spent[-1] / self.ends[-1]) > RESTLESS).any(axis=(1, 2)))
+        spent, long = self.by_rank[:, :, SECONDS], self.ends[half:] - self.ends[:-half]
+        ratios = (spent[half:] - spent[:-half]) / long[:, None, None]
+        differs = np.abs(ratios - spent[-1] / self.ends[-1]) > RESTLESS
+        first = np.flatnonzero((differs[:-half] & differs[half:]).any(axis=(1, 2)))
         edges = np.zeros(len(self) + 1)
         np.add.at(edges, first, 1)
-        np.add.at(edges, first + steps, -1)
+        np.add.at(edges, first + 2 * half, -1)
         return _sums(np.cumsum(edges)[:-1] > 0)
 
 
