@@ -107,7 +107,7 @@ def healthy(number: int) -> tuple[str, Scene]:
     draw = np.random.default_rng((25, number))
     weights = [weight for weight, _ in HEALTHY.values()]
     kind = str(draw.choice(list(HEALTHY), p=weights))
-    return kind, HEALTHY[kind][1](_run(f"{kind}-{number}", number, draw), draw)
+    return kind, _saving(HEALTHY[kind][1](_run(f"{kind}-{number}", number, draw), draw))
 
 
 def faulty(fault: str, dose: float, number: int) -> Scene:
@@ -118,7 +118,7 @@ def faulty(fault: str, dose: float, number: int) -> Scene:
     begins = max(30 * MINUTE, 60 * step) + draw.uniform(0, MINUTE)
     ends = begins + max(lasts, 40 * step)
     scene = scene.planned(seconds=ends + max(10 * MINUTE, 10 * step), dose=dose, lengths=0.0)
-    return FAULTS[fault](replace(scene, truth=Truth(begins=begins, ends=ends)), draw)
+    return _saving(FAULTS[fault](replace(scene, truth=Truth(begins=begins, ends=ends)), draw))
 
 
 def faults() -> list[tuple[str, float]]:
@@ -132,6 +132,15 @@ def _run(name: str, number: int, draw: Draw, *, has_long_steps: bool = True) -> 
     step = between(draw, 3.0, 1200.0) if is_long else between(draw, 0.02, 3.0)
     plan = draw_run(name.replace(" ", "-"), number, ranks, step, draw)
     return Scene(plan, startup=between(draw, 10.0, 240.0), measured_every=float(draw.choice([1.2, 3.0])))
+
+
+def _saving(scene: Scene) -> Scene:
+    """Return the scene with a checkpoint each hour, if it has none."""
+    events = scene.plan.events
+    if any(one.kind == "checkpoint" for one in events):
+        return scene
+    saved = [SimulatedEvent("checkpoint", at, 2.0) for at in np.arange(HOUR, scene.plan.seconds, HOUR).tolist()]
+    return scene.planned(events=tuple(sorted((*events, *saved), key=lambda one: one.at)))
 
 
 def _short_steps(scene: Scene, draw: Draw) -> Scene:
