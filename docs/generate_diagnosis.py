@@ -59,18 +59,29 @@ Without the flag, a run has no baseline after a restart and is compared with the
 
 ## Minimum duration of a loss
 
-A loss is measured in parts of at least a second and a step. It is a finding if its mean over the span of a tier is
-above the tier's limit, and few of the span's parts are below half of it (at most the ratio `dips`):
+A loss is measured in parts of at least a second and a step. It is a finding if its mean over at least these seconds is
+above the limit, and if it is not a matter of chance:
 
 {tiers}
 
-`steps` and `parts` are minimums. Steps in a planned phase (start-up, checkpoint, evaluation) do not count. A finding
-ends when the loss has been below {release} of {loss} for {release_seconds} s. Cause and place are fixed when it starts;
-the severity becomes critical at most once, when the loss exceeds {severe}. If another phase causes the loss and the
-first one explains too little of it, another finding replaces it.
+It is not chance if its probability is below `chance` for each second of that time, for one of these reasons:
+
+- It is steady. The deviation of the parts gives the probability, by Student's t. Three or four equal steps suffice,
+  however long they are.
+- It has enough events, which may be minutes apart. For the lag of a rank, the same rank is the last one in so many
+  events that this is no chance for the number of ranks: in 7 of 7 events of eight ranks within 10 s, or in 18 of two.
+  A loss of the whole run needs as many events as that of one of eight ranks.
+
+Steps in a planned phase (start-up, checkpoint, evaluation) do not count. A finding ends when the loss has been below
+{release} of {loss} for {release_seconds} s, and for 1.5 times the longest time between two of its events. If it returns
+within 15 minutes with the same cause and place, it is the same finding. So what happens in each minute, or throttling
+in each ten, is one finding that stays open between. Its ratio is the mean over the time of two events.
+
+Cause and place are fixed when a finding starts; the severity becomes critical at most once, when the loss exceeds
+{severe}. If another phase causes the loss and the first one explains too little of it, another finding replaces it.
 
 `launch` and `device_reads` show only in steps that are measured on the GPU: of short steps one every second or two, of
-steps with hundreds of phases one every ten seconds. Only parts with such a step count for their tiers.
+steps with hundreds of phases one every ten seconds. Only parts with such a step count for them.
 
 A loss that every healthy run has counts only beyond an allowance: the run's own loss in the last hour (its lower
 quartile), at most the allowance below. In the first minute of a run it is the allowance.

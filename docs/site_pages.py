@@ -211,7 +211,9 @@ def _finding(kind: str, module: ModuleType) -> str:
         parts.append(f"## Evidence\n\n{text}\n\n{diagnosis.table(('name', 'meaning'), rows)}")
     parts.append("## Thresholds")
     if any(isinstance(one, LossDetector) and one.kind == kind for one in detectors.LOSSES):
-        text = "The loss has to exceed the limit of a tier for its time ([how](../diagnosis.md)):"
+        text = (
+            "The mean loss has to exceed one of these limits for its time, and not by chance ([how](../diagnosis.md)):"
+        )
         parts.append(f"{text}\n\n{diagnosis.table(Tier._fields, limits.tiers)}")
     if thresholds:
         parts.append(diagnosis.table(("threshold", "value", "reason"), thresholds))

@@ -5,21 +5,28 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from operator import mul
-from statistics import fmean
 
-from rankscope_exporter.diagnosis.thresholds import Tier
+from rankscope_exporter.diagnosis import chance
 
 Key = tuple[str, int | None]
 """A detector's kind, and the rank if the loss belongs to one rank."""
 
-RESOLUTIONS = (0.0, 5.0, 30.0)
+RESOLUTIONS = (0.0, 8.0, 100.0)
 """The shortest length of a part in seconds; 0 for parts as they were measured."""
 CAPACITY = 64
 """The number of parts that are kept of each resolution."""
+LENGTHS = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+"""The numbers of newest parts in which a loss is sought."""
+FITTING = 8
+TOUCHING = 0.1
+"""Seconds between two parts that follow each other, at most."""
+TURNS = 2
+"""How often a rank and others may have been late in turn before it is steadily late. Ranks that are late at random are
+so for several steps at times."""
 BY_CHANCE = 2.0
 """Standard errors by which the lag of one of two ranks exceeds the other's by chance, if they are late in turn."""
 
@@ -32,15 +39,33 @@ class Part:
     seconds: float
     steps: float
     values: array[float]
+    compared: float
+    """The seconds of its steps that were compared between ranks, or all of its seconds."""
+    last: tuple[int, ...] = ()
+    """The columns of the ranks that were last among those that they are compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """A loss over a span, and the probability that it is a matter of chance.
+
+    It is the least of two: by the deviation of its parts, and by the number of events, which are parts of any size.
+    """
+
+    span: Span
+    mean: float
+    chance: float
 
 
 class Span:
     """Consecutive parts, the newest first."""
 
-    def __init__(self, parts: Sequence[Part], columns: Mapping[Key, int]) -> None:
+    def __init__(self, parts: Sequence[Part], columns: Mapping[Key, int], compared: Collection[str] = ()) -> None:
         self._parts = parts
         self._columns = columns
+        self._compared = compared
         self.begins = parts[-1].ends - parts[-1].seconds
+        self.seconds = sum(part.seconds for part in parts)
         self.steps = sum(part.steps for part in parts)
 
     def __len__(self) -> int:
@@ -54,10 +79,14 @@ class Span:
             return [math.nan] * len(self._parts)
         return [part.values[column] if column < len(part.values) else math.nan for part in self._parts]
 
+    def weights(self, key: Key) -> list[float]:
+        """Return the seconds in which the losses were measured."""
+        return [part.compared if key[0] in self._compared else part.seconds for part in self._parts]
+
     def mean(self, key: Key) -> float | None:
-        """Return the mean loss of the parts in which it is known; None if it is in no part."""
-        known = [value for value in self.values(key) if not math.isnan(value)]
-        return fmean(known) if known else None
+        """Return the mean loss of the time in which it is known; None if it is in no part."""
+        mean = _mean(self.weights(key), self.values(key))
+        return None if math.isnan(mean) else mean
 
     def median(self, key: Key) -> float:
         """Return the median over the steps of the parts in which it is known, or 0. A pause counts as one step."""
@@ -70,40 +99,73 @@ class Span:
         kept = [part for part in self._parts if 2.0 * part.steps >= usual * part.seconds]
         return sum(part.steps for part in kept) / sum(part.seconds for part in kept)
 
-    def exceeds(self, key: Key, tier: Tier, allowance: float = 0.0) -> bool:
-        """Return whether the loss beyond the allowance exceeds the tier. An unknown loss is below every limit."""
-        mean = self.mean(key)
-        if mean is None or mean - allowance <= tier.limit:
-            return False
-        dips = sum(not value - allowance > tier.limit / 2 for value in self.values(key))
-        return dips <= tier.dips * len(self._parts)
+    def lasting(self, key: Key, allowance: float, rivals: Collection[int]) -> Iterator[Lasting]:
+        """Yield how long a loss beyond the allowance has lasted, for some numbers of the newest parts.
 
-    def beyond_one(self, key: Key, ranks: Collection[Key], tier: Tier) -> float | None:
+        Parts in which it is unknown do not count. Rivals are the columns of the ranks that it is compared with.
+        """
+        values, weights = self.values(key), self.weights(key)
+        known = [number for number, value in enumerate(values) if not math.isnan(value)]
+        weighted = [(weights[number], values[number] - allowance) for number in known]
+        sums = list(accumulate(weight for weight, _ in weighted))
+        sizes = [max(weight * value, 0.0) for weight, value in weighted]
+        totals, squares = list(accumulate(sizes)), list(accumulate(size * size for size in sizes))
+        means = accumulate(weight * value for weight, value in weighted)
+        last = [self._parts[number].last for number in known]
+        own = list(accumulate(self._columns[key] in columns for columns in last))
+        any_of = list(accumulate(any(one in rivals for one in columns) for columns in last))
+        for index, (total, steady) in enumerate(zip(means, chance.steadiness(weighted), strict=True)):
+            if index + 1 in LENGTHS:
+                mean = total / sums[index]
+                by_events = chance.of_one_place(chance.events(totals[index], squares[index]))
+                if len(rivals) > 1:
+                    by_events = max(by_events, chance.of_most(own[index], any_of[index], len(rivals)))
+                    is_in_turn = self._turns(key, rivals, known[index] + 1, mean / 2) > TURNS
+                    steady = 1.0 if is_in_turn else steady * len(rivals)
+                span = Span(self._parts[: known[index] + 1], self._columns, self._compared)
+                yield Lasting(span, mean + allowance, min(steady, by_events))
+
+    def _turns(self, key: Key, rivals: Collection[int], before: int, level: float) -> int:
+        """Return how often the rank and others were late in turn, before the newest parts in which it is late."""
+        is_own = True
+        turns = 0
+        for value, part in zip(self.values(key)[before:], self._parts[before:], strict=True):
+            if any(part.values[one] > level for one in part.last if one in rivals) and (value > level) != is_own:
+                is_own, turns = not is_own, turns + 1
+        return turns
+
+    def longest_gap(self, key: Key, level: float) -> float:
+        """Return the longest time between two parts with a loss above the level that do not follow each other."""
+        above = [part for part, value in zip(self._parts, self.values(key), strict=True) if value > level]
+        gaps = (new.ends - old.ends for new, old in pairwise(above) if new.ends - new.seconds - old.ends > TOUCHING)
+        return max(gaps, default=0.0)
+
+    def beyond_one(self, key: Key, ranks: Collection[Key], seconds: float) -> float | None:
         """Return the mean loss of a run without what one rank's loss explains of it; None if it is unknown.
 
-        It may be another rank in each block of parts that covers the tier. A loss that a rank has by chance, if each
-        step is another rank's, explains nothing.
+        It may be another rank in each block of parts that covers these seconds. A loss that a rank has by chance, if
+        each step is another rank's, explains nothing.
         """
         total = known = 0.0
-        for block in self._blocks(tier):
+        for block in self._blocks(seconds):
             if (mean := block.mean(key)) is not None:
                 largest = max((loss for rank in ranks if (loss := block.mean(rank)) is not None), default=0.0)
                 by_chance = BY_CHANCE * mean / math.sqrt(max(block.steps, 1.0))
-                total += len(block) * (mean - largest if largest > by_chance else mean)
-                known += len(block)
+                total += block.seconds * (mean - largest if largest > by_chance else mean)
+                known += block.seconds
         return total / known if known else None
 
-    def _blocks(self, tier: Tier) -> Sequence[Span]:
-        """Return consecutive spans, the newest first, that cover the tier; the last one has the rest."""
+    def _blocks(self, seconds: float) -> Sequence[Span]:
+        """Return consecutive spans, the newest first, that cover these seconds; the last one has the rest."""
         blocks: list[list[Part]] = [[]]
         for part in self._parts:
-            if _covers(blocks[-1], tier):
+            if _covers(blocks[-1], seconds):
                 blocks.append([])
             blocks[-1].append(part)
-        if len(blocks) > 1 and not _covers(blocks[-1], tier):
+        if len(blocks) > 1 and not _covers(blocks[-1], seconds):
             rest = blocks.pop()
             blocks[-1] += rest
-        return [Span(block, self._columns) for block in blocks]
+        return [Span(block, self._columns, self._compared) for block in blocks]
 
     def rise(self, key: Key, level: float) -> Span:
         """Return the newest parts in which the loss has been above the level.
@@ -112,18 +174,22 @@ class Span:
         below the level does not change it.
         """
         total, largest, count = 0.0, -math.inf, 1
-        for number, value in enumerate(self.values(key), start=1):
-            total += 0.0 if math.isnan(value) else value - level
+        for number, (weight, value) in enumerate(zip(self.weights(key), self.values(key), strict=True), start=1):
+            total += 0.0 if math.isnan(value) else weight * (value - level)
             if total >= largest:
                 largest, count = total, number
-        return Span(self._parts[:count], self._columns)
+        return Span(self._parts[:count], self._columns, self._compared)
 
 
 class Parts:
     """The parts of a run. They are added as they are measured, and merged into longer ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: float, compared: Collection[str] = ()) -> None:
+        """Set the lag from which a rank is the last one, and the kinds that are measured in compared steps."""
         self.columns: dict[Key, int] = {}
+        self._level = level
+        self._compared = compared
+        self._rivals: Sequence[Sequence[int]] = ()
         self._rings: list[deque[Part]] = [deque(maxlen=CAPACITY) for _ in RESOLUTIONS]
         self._open: list[list[Part]] = [[] for _ in RESOLUTIONS]
 
@@ -132,58 +198,80 @@ class Parts:
         """The keys of all losses that were added."""
         return self.columns
 
-    def add(self, ends: float, seconds: float, steps: float, losses: Mapping[Key, float]) -> None:
-        """Add the newest part."""
+    def add(
+        self,
+        ends: float,
+        seconds: float,
+        steps: float,
+        losses: Mapping[Key, float],
+        rivals: Iterable[Iterable[Key]] = (),
+        compared: float | None = None,
+    ) -> None:
+        """Add the newest part. Rivals are the losses of ranks that are compared with each other."""
         for key in losses:
             self.columns.setdefault(key, len(self.columns))
+        self._rivals = [[self.columns[key] for key in keys if key in losses] for keys in rivals]
         values = array("d", [math.nan]) * len(self.columns)
         for key, loss in losses.items():
             values[self.columns[key]] = loss
-        self._add(Part(ends, seconds, steps, values))
-
-    def span(self, tier: Tier, key: Key | None = None) -> Span | None:
-        """Return the newest parts that cover the tier; None if there are too few yet.
-
-        Choose the longest parts of which the tier's number fits into its seconds, so that every part contains what
-        happens once in a few steps. With a key, return only the parts in which its loss is known.
-        """
-        fitting = [
-            ring for ring, long in zip(self._rings, RESOLUTIONS, strict=True) if long * tier.parts <= tier.seconds
-        ]
-        newest: list[Part] = []
-        seconds = steps = 0.0
-        for part in reversed(fitting[-1]):
-            if key is None or self._is_known(part, key):
-                newest.append(part)
-            seconds, steps = seconds + part.seconds, steps + part.steps
-            if seconds >= tier.seconds and steps >= tier.steps and len(newest) >= tier.parts:
-                return Span(newest, self.columns)
-        return None
-
-    def _is_known(self, part: Part, key: Key) -> bool:
-        column = self.columns.get(key, len(part.values))
-        return column < len(part.values) and not math.isnan(part.values[column])
-
-    def _add(self, part: Part) -> None:
+        part = Part(ends, seconds, steps, values, seconds if compared is None else compared, self._last(values))
         for ring, waiting, resolution in zip(self._rings, self._open, RESOLUTIONS, strict=True):
             waiting.append(part)
             if sum(one.seconds for one in waiting) >= resolution:
-                ring.append(_merge(waiting))
+                ring.append(self._merge(waiting))
                 waiting.clear()
 
+    def span(self, seconds: float, least: int = 1) -> Span | None:
+        """Return the newest parts that cover the time; None if there are too few yet.
 
-def _covers(parts: Sequence[Part], tier: Tier) -> bool:
-    seconds, steps = sum(part.seconds for part in parts), sum(part.steps for part in parts)
-    return seconds >= tier.seconds and steps >= tier.steps
+        Choose the longest parts of which eight fit into the time, so that every part contains what happens once in a
+        few steps.
+        """
+        newest: list[Part] = []
+        covered = 0.0
+        for part in reversed(self._fitting(seconds)):
+            newest.append(part)
+            covered += part.seconds
+            if covered >= seconds and len(newest) >= least:
+                return Span(newest, self.columns, self._compared)
+        return None
+
+    def _fitting(self, seconds: float) -> Sequence[Part]:
+        fitting = (ring for ring, long in zip(self._rings, RESOLUTIONS, strict=True) if FITTING * long <= seconds)
+        *_, longest = fitting
+        return longest
+
+    def lasting(self, key: Key, allowance: float) -> Iterator[Lasting]:
+        """Yield how long a loss beyond the allowance has lasted, from short to long spans."""
+        column = self.columns.get(key)
+        rivals = next((frozenset(columns) for columns in self._rivals if column in columns), frozenset[int]())
+        for ring in self._rings:
+            if ring:
+                yield from Span([*reversed(ring)], self.columns, self._compared).lasting(key, allowance, rivals)
+
+    def _last(self, values: Sequence[float]) -> tuple[int, ...]:
+        """Return the columns of the last rank of each group, if it is late."""
+        late = ([column for column in columns if values[column] > self._level] for columns in self._rivals)
+        return tuple(max(columns, key=values.__getitem__) for columns in late if columns)
+
+    def _merge(self, parts: Sequence[Part]) -> Part:
+        if len(parts) == 1:
+            return parts[0]
+        seconds, compared = [part.seconds for part in parts], [part.compared for part in parts]
+        columns = zip_longest(*(part.values for part in parts), fillvalue=math.nan)
+        values = array(
+            "d",
+            (
+                _mean(compared if kind in self._compared else seconds, column)
+                for (kind, _), column in zip(self.columns, columns, strict=False)
+            ),
+        )
+        steps = sum(part.steps for part in parts)
+        return Part(parts[-1].ends, sum(seconds), steps, values, sum(compared), self._last(values))
 
 
-def _merge(parts: Sequence[Part]) -> Part:
-    if len(parts) == 1:
-        return parts[0]
-    weights = [part.seconds for part in parts]
-    columns = zip_longest(*(part.values for part in parts), fillvalue=math.nan)
-    values = array("d", (_mean(weights, column) for column in columns))
-    return Part(parts[-1].ends, sum(weights), sum(part.steps for part in parts), values)
+def _covers(parts: Sequence[Part], seconds: float) -> bool:
+    return sum(part.seconds for part in parts) >= seconds
 
 
 def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
@@ -192,7 +280,8 @@ def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
     if not math.isnan(total):
         return total / sum(weights)
     known = [(weight, value) for weight, value in zip(weights, values, strict=True) if not math.isnan(value)]
-    return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known) if known else math.nan
+    sums = sum(weight for weight, _ in known)
+    return sum(weight * value for weight, value in known) / sums if sums else math.nan
 
 
 def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, stdev
 from typing import Any
 
-from rankscope_exporter.diagnosis import step_times
-from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, gpu_time, rotating, straggler
+from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, rotating, straggler
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import DEVICE, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
 from rankscope_exporter.diagnosis.history import HIGH, LOWER, History, finite
-from rankscope_exporter.diagnosis.parts import Key, Parts, Span
-from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
+from rankscope_exporter.diagnosis.parts import Key, Lasting, Parts, Span
+from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 USEFUL: Key = ("useful", None)
 STEPS_RATE: Key = ("steps_rate", None)
@@ -27,21 +25,21 @@ USUAL: Key = (rotating.USUAL, None)
 STATE_GAP, STATE_GAP_RATIO = 5.0, 0.1
 """How long a state may be absent and still count as the same one: in seconds, and as a ratio of the time that it has to
 last, if it is more. A pause or a checkpoint is not the end of a state that has to last for a quarter of an hour."""
-CHANCE = 4.5
-"""The standard errors that a mean lag does not reach by chance: one of ten ranks does in one of 30,000 windows."""
-STEADY = 7.0
-"""The same if their deviation is estimated from a dozen parts: Student's t has longer tails."""
+FEWEST_PARTS = 3
+"""The fewest parts of the shortest span."""
+AS_LONG = 1.5
+"""Multiple of the longest time between two events of a finding, for which it stays open without one."""
+PERIODS = 2.0
+"""The same for which its mean loss is shown."""
+LONGEST_ABSENCE = 900.0
+"""Seconds after which a loss that returns is another finding."""
 LATE_RANKS = (straggler.KIND, rotating.KIND)
 """The findings of which the wait for late ranks is not usual."""
-ON_DEVICE: tuple[Key, ...] = ((gpu_time.LAUNCH, None), (gpu_time.DEVICE_READS, None))
-"""The losses that only the device's clock shows. They are unknown in a part without a measured step, and a tier needs
-its number of parts in which they are known."""
 UNKNOWN_SECONDS = 60.0
 """How long a loss may be unknown before its finding ends. The hook measures steps more often than that, and steps that
 a gradient scaler skips are not compared."""
-CRITICAL = frozenset(kind for detector in STATES if detector.is_critical for kind in detector.kinds)
-
 _DETECTORS = {detector.kind: detector for detector in LOSSES}
+_STATES = {kind: detector for detector in STATES for kind in detector.kinds}
 
 Since = Callable[[float], Window]
 """A function that returns the window from a time until now."""
@@ -53,7 +51,7 @@ class LossFindings:
     def __init__(self, thresholds: Thresholds, history: History) -> None:
         self._thresholds = thresholds
         self._history = history
-        self._parts = Parts()
+        self._parts = self._no_parts()
         self._open: dict[Key, Finding] = {}
         self._part: Window | None = None
         """The newest part."""
@@ -61,8 +59,7 @@ class LossFindings:
         """By key of each open finding: the time when its loss was last above the release limit."""
         self._usual: dict[Key, float] = {}
         """By key of each open finding about late ranks: its allowance when it began."""
-        self._ended: dict[Key, float] = {}
-        """By key of each finding that ended: the time when its loss was last above the release limit."""
+        self._returns = Returns()
 
     @property
     def open(self) -> Mapping[Key, Finding]:
@@ -72,36 +69,48 @@ class LossFindings:
     @property
     def shortest(self) -> Span | None:
         """Return the newest parts that cover the shortest tier; None if there are too few yet."""
-        return self._parts.span(self._thresholds.tiers[0])
+        return self._parts.span(self._shortest_seconds, FEWEST_PARTS)
+
+    @property
+    def _shortest_seconds(self) -> float:
+        return self._thresholds.tiers[0].seconds
+
+    def _no_parts(self) -> Parts:
+        return Parts(self._thresholds.loss, {detector.kind for detector in LOSSES if detector.is_compared})
 
     def forget(self) -> None:
         """Drop all parts and findings, because the ranks' processes have changed."""
-        self._parts = Parts()
+        self._parts, self._returns = self._no_parts(), Returns()
         self._open.clear()
         self._above.clear()
         self._usual.clear()
-        self._ended.clear()
 
     def add(self, at: float, seconds: float, part: Window) -> None:
         """Measure the losses of the newest part."""
         self._part = part
         losses: dict[Key, float] = {}
+        is_unmeasured = _is_between_measured_steps(part.run)
         for detector in LOSSES:
-            losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
-        if _is_between_measured_steps(part.run):
-            for key in ON_DEVICE:
-                losses.pop(key, None)
+            if not (is_unmeasured and detector.is_on_device):
+                losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
         useful, steps_rate = part.lost.get("none", 0.0), part.run.steps_rate
         of_run = {kind: loss for (kind, rank), loss in losses.items() if rank is None}
         if any(kind in LATE_RANKS for kind, _ in self._open):
             of_run.pop(rotating.KIND, None)
         self._history.add(at, of_run, useful, steps_rate)
-        self._parts.add(at, seconds, part.run.steps, {**losses, USEFUL: useful, STEPS_RATE: steps_rate})
+        losses |= {USEFUL: useful, STEPS_RATE: steps_rate}
+        rivals = [
+            [(detector.kind, one.rank) for one in members]
+            for detector in LOSSES
+            if detector.has_rivals
+            for members in part.run.peers.values()
+        ]
+        compared = max((one.spent.aligned.seconds for one in part.run.ranks), default=0.0)
+        self._parts.add(at, seconds, part.run.steps, losses, rivals, compared or seconds)
 
     def update(self, at: float, since: Since) -> None:
         """Open and close findings."""
-        spans = {tier: self._parts.span(tier) for tier in self._thresholds.tiers}
-        shortest = spans[self._thresholds.tiers[0]]
+        shortest = self.shortest
         if shortest is None:
             return
         for key in dict.fromkeys((*self._parts.keys, *self._open)):
@@ -113,41 +122,31 @@ class LossFindings:
             allowance = self._allowance(key, self._cause(key), shortest)
             loss = -math.inf if mean is None else mean - allowance
             if key in self._open:
-                self._review(at, key, loss, shortest, since(shortest.begins))
+                self._review(at, key, loss, shortest, since)
             elif loss > self._thresholds.loss:
-                for tier in self._reached_tiers(key, allowance, spans):
-                    if self._begin(at, key, tier, allowance, since):
-                        break
+                any(self._begin(at, key, one, allowance, since) for one in self._reached(key, allowance))
 
     def _mean(self, key: Key, span: Span) -> float | None:
         """Return the mean loss; of ranks that are late in turn, without what one of them explains."""
         if key not in (IN_TURN, USUAL):
             return span.mean(key)
         ranks = [one for one in self._parts.keys if one[0] == straggler.KIND]
-        return span.beyond_one(key, ranks, self._thresholds.tiers[0])
+        return span.beyond_one(key, ranks, self._shortest_seconds)
 
-    def _exceeds(self, key: Key, span: Span, tier: Tier, allowance: float) -> bool:
-        if not span.exceeds(key, tier, allowance):
-            return False
-        mean = self._mean(key, span)
-        return mean is not None and mean - allowance > tier.limit
-
-    def _reached_tiers(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Iterator[Tier]:
-        """Yield the tiers that a loss has reached. It does not reach a longer tier if it is already over.
+    def _reached(self, key: Key, allowance: float) -> Iterator[Lasting]:
+        """Yield the spans over which a loss exceeds the limit, and not by chance, from short to long ones.
 
         What was found before is over, and does not count again.
         """
-        if key in ON_DEVICE:
-            spans = {tier: self._parts.span(tier, key) for tier in spans}
-        first, second, *_ = spans.items()
-        for tier, span in spans.items():
-            if span is None or span.begins < self._ended.get(key, -math.inf):
-                continue
-            if not self._exceeds(key, span, tier, allowance):
-                continue
-            mean = self._mean(key, second[1]) if second[1] and tier != first[0] else None
-            if mean is None or mean - allowance > self._thresholds.loss:
-                yield tier
+        ended_at = self._returns.ended_at(key)
+        for one in self._parts.lasting(key, allowance):
+            is_chance = one.chance >= self._thresholds.chance * one.span.seconds
+            if one.span.begins >= ended_at and not is_chance and self._exceeds(key, one, allowance):
+                yield one
+
+    def _exceeds(self, key: Key, lasting: Lasting, allowance: float) -> bool:
+        mean = self._mean(key, lasting.span) if key in (IN_TURN, USUAL) else lasting.mean
+        return mean is not None and mean - allowance > self._thresholds.limit(lasting.span.seconds)
 
     def _cause(self, key: Key) -> str:
         """Return the cause of an open finding, or of the usual loss before it; empty if there is none."""
@@ -183,72 +182,39 @@ class LossFindings:
         useful, steps_rate = shortest.median(USEFUL), shortest.steps_rate()
         return self._history.baseline(key[0], before, useful, steps_rate, quantile)
 
-    def _begin(self, at: float, key: Key, tier: Tier, allowance: float, since: Since) -> bool:
+    def _begin(self, at: float, key: Key, lasting: Lasting, allowance: float, since: Since) -> bool:
         """Begin a finding if its detector explains the loss. Return whether it did."""
-        span, shortest = self._parts.span(tier, key if key in ON_DEVICE else None), self.shortest
-        if span is None or shortest is None:
+        span, shortest, detector = lasting.span, self.shortest, _DETECTORS[key[0]]
+        if shortest is None:
             return False
         # The time before its onset says nothing about its cause.
-        rise = span.rise(key, _middle(span.mean(key), tier, allowance))
+        rise = span.rise(key, (self._thresholds.limit(span.seconds) + allowance + lasting.mean) / 2)
         window = since(rise.begins)
         if not _is_alive(key, window):
             return False
-        candidate = _DETECTORS[key[0]].explain(window, key[1])
-        if candidate is None or self._may_be_chance(candidate, window, tier):
+        candidate = detector.explain(window, key[1])
+        if candidate is None or candidate.needed > span.seconds:
             return False
         allowance = self._allowance(key, candidate.cause, shortest)
-        if not self._exceeds(key, span, tier, allowance):
+        if not self._exceeds(key, lasting, allowance):
             return False
         mean = self._mean(key, rise) or candidate.ratio
-        severe = [value > self._thresholds.severe for value in rise.values(key)]
-        is_critical = mean > self._thresholds.severe or sum(severe) > self._thresholds.severe_dips * len(severe)
-        has_baseline = _DETECTORS[key[0]].allowance is None or self._history.has_baseline
+        has_baseline = detector.allowance is None or self._history.has_baseline
         baseline = "known" if has_baseline else "unknown"
-        self._open[key] = Finding(replace(candidate, ratio=mean), rise.begins, at, is_critical, baseline)
+        finding = Finding(replace(candidate, ratio=mean), rise.begins, at, mean > self._thresholds.severe, baseline)
+        gap = span.longest_gap(key, allowance + self._thresholds.loss / 2)
+        self._open[key] = self._returns.begin(finding, at, gap)
         if key[0] in LATE_RANKS:
             self._history.forget(rotating.KIND, rise.begins)
             self._usual[key] = allowance
         return True
 
-    def _may_be_chance(self, candidate: Candidate, window: Window, tier: Tier) -> bool:
-        """Return whether a rank may be the last one by chance, and has not been it for long.
-
-        That is possible if few steps are far longer than the rest, and if ranks are late in turn. And for some seconds,
-        the garbage collectors of all ranks may run one after the other, each only once.
-        """
-        limits, key = self._thresholds, candidate.key
-        if candidate.kind != straggler.KIND:
-            return candidate.cause == rotating.COLLECTOR and tier == limits.tiers[0]
-        is_steady = not straggler.has_spikes(window.run, limits) or _makes_most_long_steps(key, window.run)
-        if is_steady and self._exceeds_chance(key, window.run):
-            return False
-        long = Tier(limits.loss / 2, limits.spike_seconds, limits.tiers[0].steps, 8, 0.1)
-        span = self._parts.span(long)
-        return span is None or not span.exceeds(key, long)
-
-    def _exceeds_chance(self, key: Key, run: RunFacts) -> bool:
-        """Return whether a lag is too large for chance.
-
-        It is if it is steady, or even if all waiting is for steps that differ by chance.
-        """
-        first = self._thresholds.tiers[0]
-        ranks = len(run.peers_of(key[1]))
-        for steps in (first.steps, 2 * first.steps, 4 * first.steps):
-            span = self._parts.span(first._replace(steps=steps))
-            skew = span.mean(USUAL) if span else None
-            if span is None or skew is None:
-                return False
-            lags = [lag for lag in span.values(key) if not math.isnan(lag)]
-            if len(lags) >= first.parts and fmean(lags) > STEADY * stdev(lags) / math.sqrt(len(lags)):
-                return True
-            deviation = skew / rotating.expected_wait(ranks)
-            if (span.mean(key) or 0.0) > CHANCE * deviation * math.sqrt(ranks / (ranks - 1) / span.steps):
-                return True
-        return False
-
-    def _review(self, at: float, key: Key, loss: float, shortest: Span, window: Window) -> None:
+    def _review(self, at: float, key: Key, loss: float, shortest: Span, since: Since) -> None:
         """Update ratio and evidence of an open finding, or close it. Its severity can rise, but never falls."""
-        limits, finding, mean = self._thresholds, self._open[key], self._mean(key, shortest)
+        limits, finding = self._thresholds, self._open[key]
+        span = self._parts.span(PERIODS * self._returns.gap(key)) or shortest
+        span = span if span.begins < shortest.begins else shortest
+        mean, window = self._mean(key, span), since(span.begins)
         is_unknown = mean is None and key in self._parts.keys
         if is_unknown and at - self._above.setdefault(key, at) <= UNKNOWN_SECONDS:
             return
@@ -256,15 +222,18 @@ class LossFindings:
         is_explained = is_above and mean is not None and _is_alive(key, window)
         newest = _DETECTORS[key[0]].explain(window, key[1]) if is_explained else None
         if newest and straggler.is_contradicted(finding.candidate, newest, window):
-            is_above = shortest.exceeds(key, limits.tiers[0])  # else its own fault is over, and what is left is small
-            if is_above and not self._may_be_chance(newest, window, limits.tiers[0]):
+            # Else its own fault is over, and what is left is small.
+            is_above = any(one.span.begins >= shortest.begins for one in self._reached(key, 0.0))
+            if is_above:
                 self._begin_again(at, newest, shortest)
                 return
             newest = None
-        self._above[key] = at if is_above or key not in self._above else self._above[key]
-        if at - self._above[key] > limits.release_seconds:
-            self._ended[key] = self._above.pop(key)
-            del self._open[key]
+        last = self._above.setdefault(key, at)
+        if is_above:
+            self._returns.add_gap(key, at - last if at - last > limits.release_seconds else 0.0)
+            self._above[key] = at
+        if at - self._above[key] > limits.release_seconds + AS_LONG * self._returns.gap(key):
+            self._returns.end(self._open.pop(key), self._above.pop(key))
             self._usual.pop(key, None)
         elif is_above and mean is not None:
             is_critical = finding.is_critical or mean > limits.severe
@@ -277,7 +246,7 @@ class LossFindings:
         """Replace an open finding by one with another cause: its own fault is over, and another one goes on."""
         limits, key = self._thresholds, newest.key
         mean = shortest.mean(key) or newest.ratio
-        began = shortest.rise(key, _middle(mean, limits.tiers[0], 0.0)).begins
+        began = shortest.rise(key, (limits.limit(shortest.seconds) + mean) / 2).begins
         is_critical = mean > limits.severe
         self._open[key] = Finding(replace(newest, ratio=mean), began, at, is_critical, self._open[key].baseline)
 
@@ -287,17 +256,41 @@ class LossFindings:
         self._above |= dict.fromkeys(self._open, at)
 
 
-def _middle(mean: float | None, tier: Tier, allowance: float) -> float:
-    """Return the level between a tier's limit and a mean loss above it: what is below it is from before the onset."""
-    return (tier.limit + allowance + (mean or 0.0)) / 2
+class Returns:
+    """Findings that end and come again. What comes in each minute is one finding, which stays open between."""
 
+    def __init__(self) -> None:
+        self._ended: dict[Key, tuple[Finding, float]] = {}
+        """By key: the finding that ended, and the time when its loss was last above the release limit."""
+        self._gaps: dict[Key, float] = {}
+        """By key: the longest time between two events of the finding."""
 
-def _makes_most_long_steps(key: Key, run: RunFacts) -> bool:
-    """Return whether a rank is the last one of more long steps than by chance, if each is the last equally often."""
-    ranks, steps = len(run.peers_of(key[1])), step_times.long_steps(run)
-    by_chance = 1.0 / ranks
-    error = math.sqrt(by_chance * (1.0 - by_chance) / steps) if steps else math.inf
-    return straggler.share_of_blame(run, key[1]) > by_chance + CHANCE * error
+    def ended_at(self, key: Key) -> float:
+        """Return the end of the earlier finding."""
+        return self._ended[key][1] if key in self._ended else -math.inf
+
+    def end(self, finding: Finding, at: float) -> None:
+        """Remember a finding that has ended."""
+        self._ended[finding.candidate.key] = finding, at
+
+    def begin(self, finding: Finding, at: float, gap: float = 0.0) -> Finding:
+        """Return a new finding, or the one that it continues: the same one that ended a while ago."""
+        key = finding.candidate.key
+        before, ended = self._ended.get(key, (finding, -math.inf))
+        is_same = before.candidate.cause == finding.candidate.cause and at - ended <= LONGEST_ABSENCE
+        self._gaps[key] = max(gap, at - ended) if is_same else gap
+        if not is_same:
+            return finding
+        is_critical = before.is_critical or finding.is_critical
+        return replace(finding, since=before.since, opened=before.opened, is_critical=is_critical)
+
+    def add_gap(self, key: Key, seconds: float) -> None:
+        """Add the time between two events of an open finding."""
+        self._gaps[key] = max(seconds, self._gaps.get(key, 0.0))
+
+    def gap(self, key: Key) -> float:
+        """Return the longest time between two events of a finding; 0 if it has been steady."""
+        return self._gaps.get(key, 0.0)
 
 
 def _is_between_measured_steps(run: RunFacts) -> bool:
@@ -342,17 +335,19 @@ class StateFindings:
         self.open: dict[Key, Finding] = {}
         self._seen: dict[Key, tuple[float, float, float]] = {}
         """By key of each state: the times when it was first and last seen, and how long it may be absent."""
+        self._returns = Returns()
 
     @property
     def is_hung(self) -> bool:
         """Return whether the run hangs."""
-        return any(kind == "hang" for kind, _ in self.open)
+        return any(_STATES[kind].stops_run for kind, _ in self.open)
 
     def update(self, at: float, candidates: Iterable[Candidate]) -> None:
         """Open and close findings."""
         present = {candidate.key: candidate for candidate in candidates}
         for key, candidate in present.items():
             gap = STATE_GAP if candidate.lasted is not None else max(STATE_GAP, STATE_GAP_RATIO * candidate.needed)
+            gap = max(gap, AS_LONG * self._returns.gap(key))
             first, last, _ = self._seen.get(key, (at, at, gap))
             self._seen[key] = at if at - last > gap else first, at, gap
             known = self.open.get(key)
@@ -360,11 +355,14 @@ class StateFindings:
                 kept = replace(candidate, cause=known.candidate.cause, place=known.candidate.place)
                 self.open[key] = replace(known, candidate=kept)
             elif (lasted := self.lasted(candidate, at)) >= candidate.needed:
-                self.open[key] = Finding(candidate, at - lasted, at, candidate.kind in CRITICAL)
-        self._seen = {key: seen for key, seen in self._seen.items() if at - seen[1] <= seen[2]}
+                detector = _STATES[candidate.kind]
+                finding = Finding(candidate, at - lasted, at, detector.is_critical)
+                self.open[key] = self._returns.begin(finding, at - lasted) if detector.returns else finding
         for key in [key for key in self.open if key not in present]:
-            if key not in self._seen or key[0] == "hang":
-                del self.open[key]
+            _, last, gap = self._seen[key]
+            if at - last > gap or _STATES[key[0]].stops_run:
+                self._returns.end(self.open.pop(key), last)
+        self._seen = {key: seen for key, seen in self._seen.items() if at - seen[1] <= seen[2]}
 
     def lasted(self, candidate: Candidate, at: float) -> float:
         """Return the seconds that a present state has lasted."""

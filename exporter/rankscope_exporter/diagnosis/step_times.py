@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
-from math import inf, sqrt
+from itertools import accumulate
+from math import inf
 
 from rankscope.record.layout import STEP_BOUNDS
 from rankscope_exporter.diagnosis.facts import RunFacts
 
-LONG = 1.5
-"""Multiple of the median step from which a step is far longer."""
-_MIDDLES = (*(sqrt(low * high) for low, high in pairwise(STEP_BOUNDS)), STEP_BOUNDS[-1])
-"""The middle of each bucket but the first, in seconds."""
+SPIKE = 4.0
+"""The 99th percentile of the step time over its median. The histogram's bounds differ by up to 2.5 times."""
 
 
 def quantile(buckets: tuple[float, ...], wanted: float) -> float | None:
@@ -49,20 +47,9 @@ def p99_to_median(run: RunFacts) -> float:
     return p99 / median if p99 else 1.0
 
 
-def long_steps(run: RunFacts) -> float:
-    """Return the number of steps that are far longer than the median, as if all of them took equally long.
-
-    It is the effective sample size of Kish, (sum of excess)**2 / sum of excess**2: about 1 if one step is far longer
-    than all others.
-    """
-    one = run.first
-    median = quantile(one.spent.step_buckets, 0.5) if one else None
-    if one is None or not median:
-        return 0.0
-    of_buckets = zip(_unplanned(run, one.spent.step_buckets, median)[1:], STEP_BOUNDS, _MIDDLES, strict=True)
-    excesses = [(count, middle - median) for count, low, middle in of_buckets if low >= LONG * median]
-    squares = sum(count * excess**2 for count, excess in excesses)
-    return sum(count * excess for count, excess in excesses) ** 2 / squares if squares else 0.0
+def has_spikes(run: RunFacts) -> bool:
+    """Return whether few steps are far longer than the rest. Then one rank may be late for a while by chance."""
+    return p99_to_median(run) > SPIKE
 
 
 def _unplanned(run: RunFacts, buckets: tuple[float, ...], usual: float) -> tuple[float, ...]:

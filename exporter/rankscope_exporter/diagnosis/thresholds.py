@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Any, NamedTuple
 
 
 class Tier(NamedTuple):
-    """A limit and the time for which a loss has to exceed it. Larger losses alert sooner.
+    """A limit and the time for which the mean loss has to exceed it. Larger losses alert sooner.
 
-    The method is that of multiple windows and burn rates (SRE workbook, "Alerting on SLOs"). The mean over the span is
-    above the limit, and at most the ratio `dips` of its parts are below half of the limit, so that a single event does
-    not count as a loss of every step.
+    The method is that of multiple windows and burn rates (SRE workbook, "Alerting on SLOs").
     """
 
     limit: float
     seconds: float
-    steps: int
-    parts: int
-    """The least number of parts in the span."""
-    dips: float
 
 
 @dataclass(frozen=True)
 class Thresholds:
     """The limits. The defaults are for production."""
 
-    tiers: tuple[Tier, ...] = (
-        Tier(0.15, 8.0, 12, 8, 0.13),
-        Tier(0.10, 40.0, 24, 8, 0.2),
-        Tier(0.10, 120.0, 40, 12, 0.4),
-        Tier(0.07, 900.0, 60, 30, 0.4),
-    )
-    """A loss of a sixth alerts within ten seconds: one rank's steps are 1.2 times as long. Fewer than twelve steps are
-    too few: if batches differ by a third, the mean of twelve steps has an error of a tenth."""
+    tiers: tuple[Tier, ...] = (Tier(0.15, 8.0), Tier(0.10, 40.0), Tier(0.07, 900.0))
+    """A loss of a sixth alerts within ten seconds: one rank's steps are 1.2 times as long."""
+    chance: float = 1e-6
+    """Probability per second that a loss alerts by chance: once in eleven days. A loss that is steady is none after a
+    few steps; the same rank is the last one by chance until it was in a number of events."""
     loss: float = 0.07
     """The smallest loss that alerts. Healthy devices differ by about 2%."""
     release: float = 0.7
@@ -42,8 +34,6 @@ class Thresholds:
     """How long the loss has to stay below `release`."""
     severe: float = 0.5
     """Loss above which a finding is critical."""
-    severe_dips: float = 0.5
-    """Ratio of the parts of the shortest span that may be below `severe` when a finding becomes critical."""
     cause: float = 0.3
     """Ratio of the lag that a phase has to explain to be the cause: with a slow CPU, forward has a third of the lag and
     backward two thirds."""
@@ -51,11 +41,6 @@ class Thresholds:
     """Ratio of the total wait that a rank has to explain to be the straggler. Ranks that are late in turn do not."""
     rotating: float = 0.55
     """Ratio of the total wait below which no single rank explains it."""
-    spike: float = 4.0
-    """The 99th percentile of the step time over its median. The histogram's bounds differ by up to 2.5 times."""
-    spike_seconds: float = 300.0
-    """How long the same rank has to be the straggler if few steps are far longer than the rest: it may be late for a
-    minute by chance. It need not if it is the last one of more of them than by chance."""
     network_allowance: float = 0.25
     """Exposed transfer that is not counted as a loss. Well-tuned large jobs have up to a quarter."""
     bubble_allowance: float = 0.4
@@ -142,6 +127,10 @@ class Thresholds:
     works_until_its_end: float = 60.0
     """Longest time between the last progress and the end: work after the last step."""
 
+    def limit(self, seconds: float) -> float:
+        """Return the limit of a loss that lasts for these seconds; infinite if it is too short for any."""
+        return min((tier.limit for tier in self.tiers if tier.seconds <= seconds), default=inf)
+
 
 def change_thresholds(thresholds: Thresholds, values: Any) -> Thresholds:
     """Return the thresholds with other values by name. Tiers are lists of a tier's fields, in their order.
@@ -166,8 +155,8 @@ def _value(name: str, value: Any) -> Any:
 
 def _tiers(rows: Any) -> tuple[Tier, ...]:
     width = len(Tier._fields)
-    if not isinstance(rows, list) or len(rows) < 2:
-        raise ValueError("tiers must be a list of at least two tiers")
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("tiers must be a list of at least one tier")
     if not all(isinstance(row, list) and len(row) == width for row in rows):
         raise ValueError(f"a tier must be a list of {width} numbers: {', '.join(Tier._fields)}")
     return tuple(Tier(*(_value(name, number) for name, number in zip(Tier._fields, row, strict=True))) for row in rows)

@@ -24,6 +24,7 @@ INTERVAL = 1.0
 COLLECT_SECONDS = 10.0
 COLLECT_LIMIT = 30.0
 """Seconds after which `--once` prints in any case: runs with long steps take minutes to be judged."""
+ENOUGH_STEPS = 12
 STALLED_AFTER = 5.0
 """Seconds without a step after which `--once` does not wait for more steps."""
 OTHER_LINES = 12
@@ -49,7 +50,7 @@ def wait_until_judged(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait for COLLECT_SECONDS, and up to COLLECT_LIMIT for runs that have not made enough steps to be judged."""
+    """Wait for COLLECT_SECONDS, and up to COLLECT_LIMIT for runs that have too few steps to be judged, or events."""
     began = monotonic()
     while (passed := monotonic() - began) < COLLECT_LIMIT:
         if passed >= COLLECT_SECONDS and _are_judged(runs):
@@ -59,18 +60,22 @@ def wait_until_judged(
 
 def _are_judged(runs: Callable[[], NodeReport]) -> bool:
     try:
-        return all(_has_span(run) for run in runs().runs if run.living and run.is_judged)
+        return all(_has_span(run) and not _may_be_found(run) for run in runs().runs if run.living and run.is_judged)
     except OutdatedError:
         return False
 
 
 def _has_span(run: RunReport) -> bool:
     """Return whether the shortest span of a loss is complete, or will not be because the run makes no steps."""
-    tier = Thresholds().tiers[0]
     if min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0) > STALLED_AFTER:
         return True
     seconds = run.window_seconds or 0.0
-    return seconds >= tier.seconds and seconds * (run.steps_per_second or 0.0) >= tier.steps
+    return seconds >= Thresholds().tiers[0].seconds and seconds * (run.steps_per_second or 0.0) >= ENOUGH_STEPS
+
+
+def _may_be_found(run: RunReport) -> bool:
+    """Return whether a rank is late that may be so by chance, until more events show it."""
+    return any(one.lacks == "time" and one.remaining_seconds is None for one in run.pending)
 
 
 def _print(node: Node, console: Console, *, is_json: bool) -> None:

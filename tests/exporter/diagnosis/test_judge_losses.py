@@ -6,9 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from testing.readings import RUN, SLOW, Change, Training, Trial, Work, counting, drift, spend
+from testing.readings import RUN, SLOW, Change, FewMeasured, Training, Trial, Work, counting, drift, spend
 
-from rankscope.record.sampling import next_sampled
 from rankscope_exporter.diagnosis.facts import compare
 from rankscope_exporter.diagnosis.readings import AlignedCounters, CollectiveCounters, RankReading
 
@@ -99,25 +98,6 @@ def test_the_evidence_follows_the_ratio() -> None:
     trial = Trial().trained(60).trained(60, spend("backward", 0.05, 1))
     (finding,) = trial.train(60, spend("backward", 0.6, 1)).findings
     assert finding.candidate.evidence["lag"] == pytest.approx(finding.candidate.ratio, abs=0.05)
-
-
-class FewMeasured(Training):
-    """One step of each block of 2**level is measured on the device and compared."""
-
-    def __init__(self, ranks: int, level: int) -> None:
-        self._level, self._next, self._measured = level, next_sampled(1, level), 0
-        super().__init__(ranks, clock="device", adjust=lambda one: counting(one, device_steps=float(self._measured)))
-
-    def _finish_step(self) -> None:
-        if self._steps + 1 == self._next:
-            super()._finish_step()
-            self._next, self._measured = next_sampled(self._steps + 1, self._level), self._measured + 1
-            return
-        self._steps += 1
-        for rank in self._ranks:
-            device = dict(rank.device)
-            rank.finish(self._step_began)
-            rank.device = device
 
 
 LONGEST_GAP = 4

@@ -33,7 +33,7 @@ def _detector(kind: str) -> LossDetector:
         evidence = _EVIDENCE[kind](window) if kind in _EVIDENCE else {}
         return Candidate(kind, ratio, evidence=evidence) if is_present else None
 
-    return LossDetector(kind, measure, explain, default_allowance)
+    return LossDetector(kind, measure, explain, default_allowance, is_on_device=kind in (LAUNCH, DEVICE_READS))
 
 
 def _copying(window: Window) -> float:

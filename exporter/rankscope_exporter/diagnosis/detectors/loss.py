@@ -32,6 +32,12 @@ class LossDetector(NamedTuple):
     """Returns the cause after the loss has lasted for the window; None if it belongs to another detector."""
     allowance: Callable[[Window], float] | None = None
     """Returns the part that a healthy run has as well, from the newest part of the run; it is not counted as a loss."""
+    is_compared: bool = False
+    """True if it is measured in the compared steps, which may be few."""
+    has_rivals: bool = False
+    """True if one of the ranks that are compared has the largest loss in each step, maybe by chance."""
+    is_on_device: bool = False
+    """True if only the device's clock shows it. Then it is unknown in a part without a measured step."""
 
 
 def place(now: RankReading) -> Place:

@@ -21,6 +21,7 @@ from rankscope_exporter.diagnosis.detectors import data, straggler
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, whole_run
 from rankscope_exporter.diagnosis.facts import RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.step_times import has_spikes
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "rotating_straggler"
@@ -29,6 +30,8 @@ USUAL = "uneven_steps"
 UNEVEN_WORK = "uneven_work"
 COLLECTOR = "gc"
 COLLECTOR_SHARE = 0.5
+COLLECTS_FOR = 40.0
+"""Seconds: for some time, the collectors of all ranks may run one after the other, each only once."""
 MOST_LATE = 1.5
 
 
@@ -51,7 +54,9 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
         return None
     collecting = sum(one.rate(one.spent.gc_seconds) or 0.0 for one in run.ranks)
     evidence = {"max_lag": run.max_lag, "gc": collecting}
-    return Candidate(KIND, ratio, _cause(window, late, collecting, ratio), evidence=evidence)
+    cause = _cause(window, late, collecting, ratio)
+    needed = COLLECTS_FOR if cause == COLLECTOR else 0.0
+    return Candidate(KIND, ratio, cause, evidence=evidence, needed=needed)
 
 
 def _are_most_late(run: RunFacts, ratio: float) -> bool:
@@ -71,7 +76,7 @@ def _explain_usual(window: Window, rank: int | None) -> Candidate | None:
 def _cause(window: Window, late: str, collecting: float, ratio: float) -> str:
     if collecting > COLLECTOR_SHARE * ratio:
         return COLLECTOR
-    if straggler.has_spikes(window.run, window.thresholds):
+    if has_spikes(window.run):
         return "spikes"
     return UNEVEN_WORK if late in phases.COMPUTING else late or straggler.UNKNOWN
 
@@ -95,5 +100,5 @@ def expected_wait(ranks: int) -> float:
     return ranks / (ranks - 1) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-DETECTOR = LossDetector(KIND, measure, explain, allowance)
-USUAL_DETECTOR = LossDetector(USUAL, measure, _explain_usual, allowance)
+DETECTOR = LossDetector(KIND, measure, explain, allowance, is_compared=True)
+USUAL_DETECTOR = LossDetector(USUAL, measure, _explain_usual, allowance, is_compared=True)

@@ -42,3 +42,7 @@ class StateDetector(NamedTuple):
     detect: Callable[[Window, Past], Iterator[Candidate]]
     is_critical: bool = False
     """True if its findings are critical from the start; otherwise they are warnings."""
+    stops_run: bool = False
+    """True if the run makes no progress in this state. It ends at once."""
+    returns: bool = False
+    """True if it is the same finding when it comes again in the same processes."""

@@ -28,7 +28,6 @@ from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, pl
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.lost import avoidable_throttling, throttling
-from rankscope_exporter.diagnosis.step_times import p99_to_median
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "straggler"
@@ -190,16 +189,4 @@ def is_contradicted(candidate: Candidate, newest: Candidate, window: Window) -> 
     return sum(excess[phase] for phase in of_reason) <= needed * newest.ratio
 
 
-def share_of_blame(run: RunFacts, rank: int | None) -> float:
-    """Return how much of its peers' wait in compared steps was for this rank, as a ratio."""
-    blame = {one.rank: sum(one.spent.aligned.blame.values()) for one in run.peers_of(rank)}
-    total = sum(blame.values())
-    return blame[rank] / total if total and rank is not None else 0.0
-
-
-def has_spikes(run: RunFacts, thresholds: Thresholds) -> bool:
-    """Return whether few steps are far longer than the rest. Then one rank may be late for a while by chance."""
-    return p99_to_median(run) > thresholds.spike
-
-
-DETECTOR = LossDetector(KIND, measure, explain)
+DETECTOR = LossDetector(KIND, measure, explain, is_compared=True, has_rivals=True)

@@ -61,4 +61,7 @@ def _trained_seconds(rank: RankReading) -> float:
     return sum(spent.values()) - spent.get("startup", 0.0)
 
 
-DETECTORS = StateDetector((LOW,), detect_low), StateDetector((CPU,), detect_cpu, is_critical=True)
+DETECTORS = (
+    StateDetector((LOW,), detect_low, returns=True),
+    StateDetector((CPU,), detect_cpu, is_critical=True, returns=True),
+)

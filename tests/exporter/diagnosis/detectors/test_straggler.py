@@ -17,6 +17,7 @@ from rankscope_exporter.diagnosis.readings import (
     ProcessCounters,
     RankReading,
 )
+from rankscope_exporter.diagnosis.step_times import has_spikes
 
 SLOW = 0.09
 """Extra seconds of a slow rank's steps: 0.3 of a step."""
@@ -196,13 +197,13 @@ def test_processes_that_are_on_the_gpus_of_all_peers_are_not_the_reason(uuids) -
 def test_steps_that_a_planned_phase_made_long_are_no_spikes(phase, ranks) -> None:
     planned = [spend(phase, 1.4, rank, every=10) for rank in ranks]
     one = window(Training(), *planned, seconds=60.0)
-    assert not straggler.has_spikes(one.run, one.thresholds)
+    assert not has_spikes(one.run)
 
 
 def test_long_steps_are_spikes_if_planned_phases_do_not_explain_them() -> None:
     planned = [spend("checkpoint", 1.4, rank, every=50) for rank in range(4)]
     one = window(Training(), *planned, spend("forward", 1.4, 1, every=10), seconds=120.0)
-    assert straggler.has_spikes(one.run, one.thresholds)
+    assert has_spikes(one.run)
 
 
 def sends_more(reading: RankReading) -> RankReading:
