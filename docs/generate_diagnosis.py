@@ -64,12 +64,12 @@ above the limit, and if it is not a matter of chance:
 
 {tiers}
 
-It is not chance if its probability is below `chance` for each second of that time, for one of these reasons:
+It is not chance if its probability is below `chance`, or a part of it in less than 100 s, for one of these reasons:
 
 - It is steady. The deviation of the parts gives the probability, by Student's t. Three or four equal steps suffice,
   however long they are.
 - It has enough events, which may be minutes apart. For the lag of a rank, the same rank is the last one in so many
-  events that this is no chance for the number of ranks: in 7 of 7 events of eight ranks within 10 s, or in 18 of two.
+  events that this is no chance for the number of ranks: in all of 6 events of eight ranks, or in all of 15 of two.
   A loss of the whole run needs as many events as that of one of eight ranks.
 
 Steps in a planned phase (start-up, checkpoint, evaluation) do not count. A finding ends when the loss has been below

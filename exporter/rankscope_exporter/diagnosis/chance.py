@@ -40,7 +40,7 @@ def events(total: float, squares: float) -> float:
 
 def of_one_place(number: float, places: float = ALTERNATIVES) -> float:
     """Return the probability that so many events are all at the same one of the places."""
-    return min(places ** (1.0 - number), 1.0)
+    return min(math.pow(places, 1.0 - number), 1.0)
 
 
 def of_most(own: int, all_events: int, ranks: int) -> float:

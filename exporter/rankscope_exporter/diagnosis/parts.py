@@ -22,8 +22,6 @@ CAPACITY = 64
 LENGTHS = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 """The numbers of newest parts in which a loss is sought."""
 FITTING = 8
-TOUCHING = 0.1
-"""Seconds between two parts that follow each other, at most."""
 TURNS = 2
 """How often a rank and others may have been late in turn before it is steadily late. Ranks that are late at random are
 so for several steps at times."""
@@ -135,9 +133,14 @@ class Span:
         return turns
 
     def longest_gap(self, key: Key, level: float) -> float:
-        """Return the longest time between two parts with a loss above the level that do not follow each other."""
-        above = [part for part, value in zip(self._parts, self.values(key), strict=True) if value > level]
-        gaps = (new.ends - old.ends for new, old in pairwise(above) if new.ends - new.seconds - old.ends > TOUCHING)
+        """Return the longest time between two parts with a loss above the level, with others between them."""
+        known = (
+            (part.ends, value)
+            for part, value in zip(self._parts, self.values(key), strict=True)
+            if not math.isnan(value)
+        )
+        above = [(number, ends) for number, (ends, value) in enumerate(known) if value > level]
+        gaps = (new - old for (number, new), (following, old) in pairwise(above) if following > number + 1)
         return max(gaps, default=0.0)
 
     def beyond_one(self, key: Key, ranks: Collection[Key], seconds: float) -> float | None:

@@ -27,6 +27,8 @@ STATE_GAP, STATE_GAP_RATIO = 5.0, 0.1
 last, if it is more. A pause or a checkpoint is not the end of a state that has to last for a quarter of an hour."""
 FEWEST_PARTS = 3
 """The fewest parts of the shortest span."""
+CHANCE_SECONDS = 100.0
+"""The shortest time over which a loss is one by chance with the probability of the thresholds."""
 AS_LONG = 1.5
 """Multiple of the longest time between two events of a finding, for which it stays open without one."""
 PERIODS = 2.0
@@ -57,6 +59,8 @@ class LossFindings:
         """The newest part."""
         self._above: dict[Key, float] = {}
         """By key of each open finding: the time when its loss was last above the release limit."""
+        self._quiet: set[Key] = set()
+        """The keys of the open findings whose loss was below that limit since then."""
         self._usual: dict[Key, float] = {}
         """By key of each open finding about late ranks: its allowance when it began."""
         self._returns = Returns()
@@ -83,6 +87,7 @@ class LossFindings:
         self._parts, self._returns = self._no_parts(), Returns()
         self._open.clear()
         self._above.clear()
+        self._quiet.clear()
         self._usual.clear()
 
     def add(self, at: float, seconds: float, part: Window) -> None:
@@ -140,7 +145,7 @@ class LossFindings:
         """
         ended_at = self._returns.ended_at(key)
         for one in self._parts.lasting(key, allowance):
-            is_chance = one.chance >= self._thresholds.chance * one.span.seconds
+            is_chance = one.chance >= self._thresholds.chance * min(one.span.seconds / CHANCE_SECONDS, 1.0)
             if one.span.begins >= ended_at and not is_chance and self._exceeds(key, one, allowance):
                 yield one
 
@@ -230,8 +235,11 @@ class LossFindings:
             newest = None
         last = self._above.setdefault(key, at)
         if is_above:
-            self._returns.add_gap(key, at - last if at - last > limits.release_seconds else 0.0)
+            self._returns.add_gap(key, at - last if key in self._quiet and at - last > limits.release_seconds else 0.0)
             self._above[key] = at
+            self._quiet.discard(key)
+        elif mean is not None:
+            self._quiet.add(key)
         if at - self._above[key] > limits.release_seconds + AS_LONG * self._returns.gap(key):
             self._returns.end(self._open.pop(key), self._above.pop(key))
             self._usual.pop(key, None)

@@ -23,9 +23,9 @@ class Thresholds:
 
     tiers: tuple[Tier, ...] = (Tier(0.15, 8.0), Tier(0.10, 40.0), Tier(0.07, 900.0))
     """A loss of a sixth alerts within ten seconds: one rank's steps are 1.2 times as long."""
-    chance: float = 1e-6
-    """Probability per second that a loss alerts by chance: once in eleven days. A loss that is steady is none after a
-    few steps; the same rank is the last one by chance until it was in a number of events."""
+    chance: float = 1e-4
+    """Probability of a loss by chance, up to which it alerts: six events of the same one of eight ranks, or fifteen of
+    two. In shorter times than 100 s it is less, in proportion, since there are more of them."""
     loss: float = 0.07
     """The smallest loss that alerts. Healthy devices differ by about 2%."""
     release: float = 0.7

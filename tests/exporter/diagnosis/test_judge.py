@@ -176,7 +176,7 @@ def test_a_new_candidate_is_shown_as_pending_with_the_reason() -> None:
     (pending,) = trial.train(5, spend("backward", 0.5, 1)).pending
     assert (pending.candidate.kind, pending.candidate.place.rank, pending.lacks) == ("straggler", 1, "time")
     trial = Trial().trained(5)
-    (pending,) = trial.train(20, spend("backward", 2.0, 1)).pending
+    (pending,) = trial.train(4, spend("backward", 2.0, 1)).pending
     assert pending.lacks == "steps"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from testing.readings import DEVICE, HOST, SLOW, Change, FewMeasured, Training, Trial, Work, counting, drift, spend
+from testing.readings import DEVICE, HOST, SLOW, Change, FewMeasured, Training, Trial, Work, drift, spend
 
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.readings import RankReading
@@ -37,12 +37,12 @@ def each(seconds: float, *changes: Change) -> Change:
 
 
 def of_random_rank(ranks: int, phase: str, seconds: float, seed: int) -> Change:
-    """Make one of the ranks spend more time in a phase, in each step another one by chance."""
+    """Make one of the ranks spend more time in a phase, in each step another one by chance, with a heavy tail."""
 
     def change(step: int, rank: int, work: Work) -> None:
         draw = random.Random(f"{seed}-{step}")
         if rank == draw.randrange(ranks):
-            work[phase] = work.get(phase, 0.0) + seconds * draw.uniform(0.7, 1.3)
+            work[phase] = work.get(phase, 0.0) + seconds * draw.paretovariate(2.0) / 2.0
 
     return change
 
@@ -75,7 +75,7 @@ def test_a_slow_rank_is_found_after_four_long_steps(ranks: int, factor: int) -> 
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_long_steps_of_which_each_is_longer_on_a_random_rank_have_no_straggler(ranks: int) -> None:
     trial = Trial(Training(ranks, transfer=0.6))
-    trained_slowly(trial, 9000, scaled(60), of_random_rank(ranks, "backward", 7.0, seed=ranks))
+    trained_slowly(trial, 9000, scaled(60), of_random_rank(ranks, "backward", 5.0, seed=ranks))
     assert not trial.opened()
 
 
@@ -204,11 +204,3 @@ def test_a_gpu_that_is_idle_now_and_then_is_one_finding(period: float) -> None:
     assert all(verdict.findings for verdict in trial.verdicts if verdict.at > 2 * period)
     trial.training.adjust = lambda one: one
     assert not trial.train(2 * period, drift).findings
-
-
-def test_collectors_of_all_ranks_that_each_run_once_are_no_finding() -> None:
-    def collect(step: int, rank: int, work: Work) -> None:
-        work["backward"] += 2.0 if step == 400 + 5 * rank else 0.0
-
-    trial = Trial(Training(8, adjust=lambda one: counting(one, gc_seconds=2.0))).trained(300, drift, collect)
-    assert not trial.kinds()
