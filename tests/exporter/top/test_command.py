@@ -13,6 +13,7 @@ from rankscope.cli.top import REQUIRED, missing, show
 from rankscope.record.phases import NAMES
 from rankscope.record.writer import default_run_dirs
 from rankscope_exporter.ranks.watcher import OutdatedError
+from rankscope_exporter.report.findings import PendingReport
 from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.bars import LETTERS, OWN
 from rankscope_exporter.top.command import COLLECT_LIMIT, COLLECT_SECONDS, wait_until_judged
@@ -41,6 +42,13 @@ def test_top_waits_ten_seconds_for_a_run_with_enough_steps(run: RunReport) -> No
 def test_top_waits_longer_for_a_run_with_long_steps(run: RunReport) -> None:
     slow = replace(run, steps_per_second=0.5)
     assert seconds_waited(lambda: NodeReport(0.0, [run, slow])) == COLLECT_LIMIT
+
+
+def test_top_waits_longer_while_a_rank_may_be_late_by_chance(run: RunReport) -> None:
+    late = PendingReport("straggler", "other", 0.3, 1, "", "", "time", "", None, "")
+    assert seconds_waited(lambda: NodeReport(0.0, [replace(run, pending=[late])])) == COLLECT_LIMIT
+    low = replace(late, kind="low_utilization", rank=None, remaining_seconds=800.0)
+    assert seconds_waited(lambda: NodeReport(0.0, [replace(run, pending=[low])])) == COLLECT_SECONDS
 
 
 def test_top_waits_longer_for_a_run_without_data(run: RunReport) -> None:
