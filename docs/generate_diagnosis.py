@@ -11,7 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from rankscope_exporter.diagnosis import detectors, thresholds
-from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAUSE, KindAndCause
+from rankscope_exporter.diagnosis.detectors.loss import KindAndCause
+from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAUSE
 from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
 
 OUTPUT = Path(__file__).parent / "diagnosis.md"

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES
+from rankscope_exporter.diagnosis.detectors.loss import KindAndCause
 from rankscope_exporter.diagnosis.findings import Candidate
 
+STANDSTILLS = tuple(kind for one in STATES if one.stops_run for kind in one.kinds)
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
-    "straggler": ("hang",),
-    "rotating_straggler": ("straggler", "hang"),
-    "data": ("hang",),
-    "network": ("hang",),
-    "small_collectives": ("straggler", "hang"),
-    "copies": ("hang",),
-    "launch": ("straggler", "hang"),
-    "device_reads": ("straggler", "hang"),
-    "throttling": ("hang",),
-    "low_utilization": ("cpu_fallback", "launch", "device_reads", "hang"),
-    "slow_startup": ("loss_scale_collapse", "hang"),
-    "stage_imbalance": ("hang",),
-    "bubble": ("hang",),
-    "cpu_fallback": ("hang",),
-    "hang": ("crash",),
+    **{one.kind: (*one.explained_by, *STANDSTILLS) for one in LOSSES if one.kind in KINDS},
+    **{kind: one.explained_by for one in STATES for kind in one.kinds if one.explained_by},
 }
-"""By kind: the kinds that explain it. A run that hangs has no other losses."""
+"""By kind: the kinds that explain it. A run that makes no progress has no other losses."""
 
-KindAndCause = tuple[str, str]
 EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
-    ("throttling", ""): ("straggler", "throttled"),
-    ("straggler", "data_wait"): ("data", ""),
-    ("rotating_straggler", "data_wait"): ("data", ""),
-    ("network", ""): ("straggler", "aggregation"),
+    (one.kind, cause): by for one in LOSSES for cause, by in one.explained_by_cause.items()
 }
-"""By kind and cause: the kind and cause that explain it. An empty cause stands for any cause.
-
-If all data is late, one of the ranks is the last by chance, or several are in turn. Data that a rank aggregates uses
-the network as well."""
+"""By kind and cause: the kind and cause that explain it. An empty cause stands for any cause."""
 
 
 def explanation(candidate: Candidate, others: Iterable[Candidate]) -> Candidate | None:

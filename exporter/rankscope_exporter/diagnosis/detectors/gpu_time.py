@@ -33,7 +33,18 @@ def _detector(kind: str) -> LossDetector:
         evidence = _EVIDENCE[kind](window) if kind in _EVIDENCE else {}
         return Candidate(kind, ratio, evidence=evidence) if is_present else None
 
-    return LossDetector(kind, measure, explain, default_allowance, is_on_device=kind in (LAUNCH, DEVICE_READS))
+    is_dry = kind in (LAUNCH, DEVICE_READS)
+    explained_by = ("straggler",) if is_dry else ()
+    by_cause = {"": ("straggler", "throttled")} if kind == THROTTLING else {}
+    return LossDetector(
+        kind,
+        measure,
+        explain,
+        default_allowance,
+        is_on_device=is_dry,
+        explained_by=explained_by,
+        explained_by_cause=by_cause,
+    )
 
 
 def _copying(window: Window) -> float:

@@ -220,4 +220,4 @@ def _waits_for_the_device(one: RankFacts) -> bool:
     return now.phase in ("device_wait", "other") and now.counters.device_steps > 0 and bool(now.issued)
 
 
-DETECTOR = StateDetector((KIND,), detect, is_critical=True, stops_run=True)
+DETECTOR = StateDetector((KIND,), detect, is_critical=True, stops_run=True, explained_by=("crash",))

@@ -13,6 +13,8 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 Losses = Mapping[str, float]
 """The run's GPU time by cause, as `lost.lost` returns it."""
 
+KindAndCause = tuple[str, str]
+
 
 class Window(NamedTuple):
     """The input of a detector."""
@@ -36,6 +38,10 @@ class LossDetector(NamedTuple):
     """True if it is measured in the compared steps, which may be few."""
     has_rivals: bool = False
     """True if one of the ranks that are compared has the largest loss in each step, maybe by chance."""
+    explained_by: tuple[str, ...] = ()
+    """The kinds of findings that explain this loss. Each is explained by a state in which the run makes no progress."""
+    explained_by_cause: Mapping[str, KindAndCause] = {}
+    """The same by its cause: the kind and cause that explain it. An empty cause stands for any cause."""
     is_on_device: bool = False
     """True if only the device's clock shows it. Then it is unknown in a part without a measured step."""
 

@@ -61,4 +61,5 @@ def allowance(window: Window) -> float:
     return min(usual, max(measure(window).get(None, 0.0) - slow.excess, 0.0))
 
 
-DETECTOR = LossDetector(KIND, measure, explain, allowance)
+# Data that a rank aggregates uses the network as well.
+DETECTOR = LossDetector(KIND, measure, explain, allowance, explained_by_cause={"": ("straggler", "aggregation")})

@@ -100,5 +100,13 @@ def expected_wait(ranks: int) -> float:
     return ranks / (ranks - 1) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-DETECTOR = LossDetector(KIND, measure, explain, allowance, is_compared=True)
+DETECTOR = LossDetector(
+    KIND,
+    measure,
+    explain,
+    allowance,
+    is_compared=True,
+    explained_by=(straggler.KIND,),
+    explained_by_cause={"data_wait": ("data", "")},
+)
 USUAL_DETECTOR = LossDetector(USUAL, measure, _explain_usual, allowance, is_compared=True)

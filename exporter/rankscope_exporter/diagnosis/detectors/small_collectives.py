@@ -55,4 +55,4 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
     return Candidate(KIND, measure(window)[None], evidence=evidence)
 
 
-DETECTOR = LossDetector(KIND, measure, explain, default_allowance)
+DETECTOR = LossDetector(KIND, measure, explain, default_allowance, explained_by=("straggler",))

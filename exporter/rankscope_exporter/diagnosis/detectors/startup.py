@@ -20,4 +20,4 @@ def detect(window: Window, _past: Past) -> Iterator[Candidate]:
         yield Candidate(KIND, 1.0, evidence=ranks, lasted=lasted, needed=window.thresholds.startup)
 
 
-DETECTOR = StateDetector((KIND,), detect)
+DETECTOR = StateDetector((KIND,), detect, explained_by=("loss_scale_collapse", "hang"))

@@ -44,5 +44,7 @@ class StateDetector(NamedTuple):
     """True if its findings are critical from the start; otherwise they are warnings."""
     stops_run: bool = False
     """True if the run makes no progress in this state. It ends at once."""
+    explained_by: tuple[str, ...] = ()
+    """The kinds of findings that explain this state."""
     returns: bool = False
     """True if it is the same finding when it comes again in the same processes."""

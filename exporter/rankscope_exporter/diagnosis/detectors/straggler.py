@@ -189,4 +189,7 @@ def is_contradicted(candidate: Candidate, newest: Candidate, window: Window) -> 
     return sum(excess[phase] for phase in of_reason) <= needed * newest.ratio
 
 
-DETECTOR = LossDetector(KIND, measure, explain, is_compared=True, has_rivals=True)
+# If all data is late, one of the ranks is the last by chance.
+DETECTOR = LossDetector(
+    KIND, measure, explain, is_compared=True, has_rivals=True, explained_by_cause={"data_wait": ("data", "")}
+)

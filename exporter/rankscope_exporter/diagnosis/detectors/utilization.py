@@ -62,6 +62,6 @@ def _trained_seconds(rank: RankReading) -> float:
 
 
 DETECTORS = (
-    StateDetector((LOW,), detect_low, returns=True),
-    StateDetector((CPU,), detect_cpu, is_critical=True, returns=True),
+    StateDetector((LOW,), detect_low, returns=True, explained_by=(CPU, "launch", "device_reads", "hang")),
+    StateDetector((CPU,), detect_cpu, is_critical=True, returns=True, explained_by=("hang",)),
 )
