@@ -208,7 +208,7 @@ class LossFindings:
         baseline = "known" if has_baseline else "unknown"
         finding = Finding(replace(candidate, ratio=mean), rise.begins, at, mean > self._thresholds.severe, baseline)
         gap = span.longest_gap(key, allowance + self._thresholds.loss / 2)
-        self._open[key] = self._returns.begin(finding, at, gap)
+        self._open[key] = self._returns.begin(finding, gap)
         if key[0] in LATE_RANKS:
             self._history.forget(rotating.KIND, rise.begins)
             self._usual[key] = allowance
@@ -281,12 +281,13 @@ class Returns:
         """Remember a finding that has ended."""
         self._ended[finding.candidate.key] = finding, at
 
-    def begin(self, finding: Finding, at: float, gap: float = 0.0) -> Finding:
+    def begin(self, finding: Finding, gap: float = 0.0) -> Finding:
         """Return a new finding, or the one that it continues: the same one that ended a while ago."""
         key = finding.candidate.key
         before, ended = self._ended.get(key, (finding, -math.inf))
-        is_same = before.candidate.cause == finding.candidate.cause and at - ended <= LONGEST_ABSENCE
-        self._gaps[key] = max(gap, at - ended) if is_same else gap
+        absence = finding.since - ended
+        is_same = before.candidate.cause == finding.candidate.cause and absence <= LONGEST_ABSENCE
+        self._gaps[key] = max(gap, absence) if is_same else gap
         if not is_same:
             return finding
         is_critical = before.is_critical or finding.is_critical
@@ -365,7 +366,7 @@ class StateFindings:
             elif (lasted := self.lasted(candidate, at)) >= candidate.needed:
                 detector = _STATES[candidate.kind]
                 finding = Finding(candidate, at - lasted, at, detector.is_critical)
-                self.open[key] = self._returns.begin(finding, at - lasted) if detector.returns else finding
+                self.open[key] = self._returns.begin(finding) if detector.returns else finding
         for key in [key for key in self.open if key not in present]:
             _, last, gap = self._seen[key]
             if at - last > gap or _STATES[key[0]].stops_run:

@@ -16,7 +16,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
 """By kind: the kinds that explain it. A run that makes no progress has no other losses."""
 
 EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
-    (one.kind, cause): by for one in LOSSES for cause, by in one.explained_by_cause.items()
+    (one.kind, cause): by for one in LOSSES for cause, by in one.explained_by_cause
 }
 """By kind and cause: the kind and cause that explain it. An empty cause stands for any cause."""
 

@@ -21,7 +21,7 @@ class Tier(NamedTuple):
 class Thresholds:
     """The limits. The defaults are for production."""
 
-    tiers: tuple[Tier, ...] = (Tier(0.15, 8.0), Tier(0.10, 40.0), Tier(0.07, 900.0))
+    tiers: tuple[Tier, ...] = (Tier(0.15, 7.0), Tier(0.10, 40.0), Tier(0.07, 900.0))
     """A loss of a sixth alerts within ten seconds: one rank's steps are 1.2 times as long."""
     chance: float = 1e-4
     """Probability of a loss by chance, up to which it alerts: six events of the same one of eight ranks, or fifteen of

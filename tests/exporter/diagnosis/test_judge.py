@@ -175,8 +175,8 @@ def test_a_new_candidate_is_shown_as_pending_with_the_reason() -> None:
     trial = Trial().trained(60)
     (pending,) = trial.train(5, spend("backward", 0.5, 1)).pending
     assert (pending.candidate.kind, pending.candidate.place.rank, pending.lacks) == ("straggler", 1, "time")
-    trial = Trial().trained(5)
-    (pending,) = trial.train(4, spend("backward", 2.0, 1)).pending
+    trial = Trial(Training(startup=1.0)).trained(1)
+    (pending,) = trial.train(8, spend("backward", 4.0, 1)).pending
     assert pending.lacks == "steps"
 
 

@@ -35,7 +35,7 @@ def _detector(kind: str) -> LossDetector:
 
     is_dry = kind in (LAUNCH, DEVICE_READS)
     explained_by = ("straggler",) if is_dry else ()
-    by_cause = {"": ("straggler", "throttled")} if kind == THROTTLING else {}
+    by_cause = (("", ("straggler", "throttled")),) if kind == THROTTLING else ()
     return LossDetector(
         kind,
         measure,

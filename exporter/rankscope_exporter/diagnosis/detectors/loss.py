@@ -40,8 +40,8 @@ class LossDetector(NamedTuple):
     """True if one of the ranks that are compared has the largest loss in each step, maybe by chance."""
     explained_by: tuple[str, ...] = ()
     """The kinds of findings that explain this loss. Each is explained by a state in which the run makes no progress."""
-    explained_by_cause: Mapping[str, KindAndCause] = {}
-    """The same by its cause: the kind and cause that explain it. An empty cause stands for any cause."""
+    explained_by_cause: tuple[tuple[str, KindAndCause], ...] = ()
+    """Its causes with the kind and cause that explain them. An empty cause stands for any cause."""
     is_on_device: bool = False
     """True if only the device's clock shows it. Then it is unknown in a part without a measured step."""
 

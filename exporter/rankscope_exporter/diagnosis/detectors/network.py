@@ -62,4 +62,4 @@ def allowance(window: Window) -> float:
 
 
 # Data that a rank aggregates uses the network as well.
-DETECTOR = LossDetector(KIND, measure, explain, allowance, explained_by_cause={"": ("straggler", "aggregation")})
+DETECTOR = LossDetector(KIND, measure, explain, allowance, explained_by_cause=(("", ("straggler", "aggregation")),))

@@ -107,6 +107,6 @@ DETECTOR = LossDetector(
     allowance,
     is_compared=True,
     explained_by=(straggler.KIND,),
-    explained_by_cause={"data_wait": ("data", "")},
+    explained_by_cause=(("data_wait", ("data", "")),),
 )
 USUAL_DETECTOR = LossDetector(USUAL, measure, _explain_usual, allowance, is_compared=True)

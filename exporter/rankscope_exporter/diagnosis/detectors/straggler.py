@@ -191,5 +191,5 @@ def is_contradicted(candidate: Candidate, newest: Candidate, window: Window) -> 
 
 # If all data is late, one of the ranks is the last by chance.
 DETECTOR = LossDetector(
-    KIND, measure, explain, is_compared=True, has_rivals=True, explained_by_cause={"data_wait": ("data", "")}
+    KIND, measure, explain, is_compared=True, has_rivals=True, explained_by_cause=(("data_wait", ("data", "")),)
 )
