@@ -227,12 +227,13 @@ class LossFindings:
         is_explained = is_above and mean is not None and _is_alive(key, window)
         newest = _DETECTORS[key[0]].explain(window, key[1]) if is_explained else None
         if newest and straggler.is_contradicted(finding.candidate, newest, window):
-            # Else its own fault is over, and what is left is small.
-            is_above = any(one.span.begins >= shortest.begins for one in self._reached(key, 0.0))
-            if is_above:
+            lasting = next((one for one in self._reached(key, 0.0) if one.span.begins >= shortest.begins), None)
+            is_above = lasting is not None  # else its own fault is over, and what is left is small
+            window = since(lasting.span.begins) if lasting else window
+            newest = _DETECTORS[key[0]].explain(window, key[1]) if lasting else None
+            if newest and straggler.is_contradicted(finding.candidate, newest, window):
                 self._begin_again(at, newest, shortest)
                 return
-            newest = None
         last = self._above.setdefault(key, at)
         if is_above:
             self._returns.add_gap(key, at - last if key in self._quiet and at - last > limits.release_seconds else 0.0)
