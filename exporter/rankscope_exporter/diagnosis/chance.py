@@ -1,4 +1,4 @@
-"""How probable a loss is by chance."""
+"""Probabilities that a loss is a matter of chance: by its deviation, and by the number of its events."""
 
 from __future__ import annotations
 

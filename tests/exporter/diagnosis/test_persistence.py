@@ -134,7 +134,7 @@ def test_random_ranks_that_train_alone_with_the_same_rhythm_are_no_stragglers(se
 
 @pytest.mark.parametrize(("every", "seconds"), [(10, 1.0), (20, 2.0), (50, 4.0)])
 def test_a_rank_that_is_late_in_few_steps_is_found_although_few_are_measured(every: int, seconds: float) -> None:
-    """One step in eight is measured on the device."""
+    """The device measures one step in eight."""
     trial = Trial(FewMeasured(8, 3)).trained(100, drift)
     trial.trained(60 * every * STEP_SECONDS * 8, drift, spend("other", seconds, 0, every=every))
     assert {(one.kind, one.candidate.place.rank) for one in trial.opened()} == {("straggler", 0)}
