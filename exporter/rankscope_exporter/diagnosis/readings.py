@@ -98,6 +98,10 @@ class Counters:
     collectives: CollectiveCounters = field(default_factory=CollectiveCounters)
     gc_seconds: float = 0.0
     amp_skipped_steps: float = 0.0
+    samples: float | None = None
+    tokens: float | None = None
+    copied_bytes: float | None = None
+    """Bytes of the copies from the host to the GPU that the training thread waited for."""
     loader_working: float | None = None
     """Seconds in which loader workers made batches."""
     loader_idle: float | None = None
@@ -171,7 +175,8 @@ class RankReading:
     """The pipeline stage. None without a pipeline."""
     port_fault: PortFault | None = None
     """A fault of a network port of its node."""
-    settings: Mapping[str, str] = field(default_factory=dict)
+    parallelism: tuple[str, ...] = ()
+    """The kinds of parallelism that need collectives within a step: `tp`, `cp`, `ep`, `fsdp`."""
     gpu: GpuReading | None = None
     counters: Counters = field(default_factory=Counters)
 

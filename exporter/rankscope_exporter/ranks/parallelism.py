@@ -18,6 +18,7 @@ from rankscope.record.group_name import members
 from rankscope.record.snapshot import RankSnapshot
 
 PIPELINE, TENSOR, DATA, CONTEXT, EXPERT = KINDS = ("pp", "tp", "dp", "cp", "ep")
+FSDP = "fsdp"
 DATA_AND_CONTEXT, REPLICA, SHARD = "dp_cp", "dp_replicate", "dp_shard"
 """Groups that have a part of the data-parallel ranks, or context-parallel ones as well."""
 NAMES = {
@@ -54,6 +55,13 @@ def coordinates(snapshot: RankSnapshot) -> Mapping[str, int]:
 def stage(snapshot: RankSnapshot) -> int | None:
     """Return the rank's pipeline stage; None without a pipeline, or if its group is unknown."""
     return coordinates(snapshot).get(PIPELINE)
+
+
+def in_steps(snapshot: RankSnapshot) -> tuple[str, ...]:
+    """Return the rank's kinds of parallelism that need collectives within a step, and not only at its end."""
+    settings = str(snapshot.info.get("settings", {}).get("parallelism", "")).replace("fsdp2", FSDP).split("+")
+    named = {*coordinates(snapshot), *settings}
+    return tuple(kind for kind in (TENSOR, CONTEXT, EXPERT, FSDP) if kind in named)
 
 
 @lru_cache(maxsize=1024)

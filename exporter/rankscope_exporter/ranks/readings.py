@@ -18,7 +18,7 @@ from rankscope_exporter.diagnosis.readings import (
 )
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcess
-from rankscope_exporter.ranks.parallelism import stage
+from rankscope_exporter.ranks.parallelism import in_steps, stage
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.step_alignment import Alignment
 
@@ -45,6 +45,7 @@ def reading(
         began=snapshot["started_monotonic"],
         group=snapshot.info["group"],
         stage=stage(snapshot),
+        parallelism=in_steps(snapshot),
         node=snapshot.info["node"],
         uuid=rank.uuid,
         world_size=world_size(snapshot.info["world_size"]),
@@ -110,6 +111,9 @@ def _counters(
         ),
         gc_seconds=sum(snapshot.many("gc_seconds")),
         amp_skipped_steps=snapshot["amp_skipped_steps"],
+        samples=snapshot["samples"] or None,
+        tokens=snapshot["tokens"] or None,
+        copied_bytes=snapshot["copy_bytes"] or None,
         loader_working=working if has_workers else None,
         loader_idle=idle if has_workers else None,
         process=_process(process),

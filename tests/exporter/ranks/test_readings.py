@@ -127,6 +127,30 @@ def test_missing_features_of_a_rank_are_unknown() -> None:
     assert (found.counters.device_phases, found.counters.device_dry) == ({}, {})
 
 
+def test_samples_tokens_and_copies_are_known_if_any_are_counted() -> None:
+    found = read({"samples": 8.0, "tokens": 4096.0, "copy_bytes": 32768.0}).counters
+    assert (found.samples, found.tokens, found.copied_bytes) == (8.0, 4096.0, 32768.0)
+    found = read().counters
+    assert (found.samples, found.tokens, found.copied_bytes) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "groups", "expected"),
+    [
+        ("ddp", {}, ()),
+        ("", {}, ()),
+        ("fsdp", {}, ("fsdp",)),
+        ("fsdp2+tp", {}, ("tp", "fsdp")),
+        ("ddp", {"2-3": "mesh_tp", "1+3": "mesh_dp"}, ("tp",)),
+        ("ddp", {"2-3": "mesh_pp"}, ()),
+        ("", {"2-3": "EXPERT_MODEL_PARALLEL_GROUP"}, ("ep",)),
+    ],
+)
+def test_parallelism_that_needs_collectives_within_a_step_is_read(parallelism, groups, expected) -> None:
+    labels = {"groups": [*groups], "group_descriptions": [*groups.values()]}
+    assert read(settings={"parallelism": parallelism}, **labels).parallelism == expected
+
+
 def test_a_scale_that_has_collapsed_to_0_is_known() -> None:
     assert read({"amp_skipped_steps": 9.0}).amp_scale == 0.0
     assert read({"amp_scale": 65536.0}).amp_scale == 65536.0
