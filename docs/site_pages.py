@@ -187,7 +187,7 @@ def _findings() -> str:
 
 
 def _finding(kind: str, module: ModuleType) -> str:
-    data = DATA["findings"][kind]
+    data = DATA["findings"].get(kind, {})
     words = WORDS[kind]
     causes = dict.fromkeys(cause for cause in (data.get("cause"), *words["words"], *words["advice"]) if cause) or {
         "": None
@@ -199,7 +199,7 @@ def _finding(kind: str, module: ModuleType) -> str:
     parts = [
         f"# `{kind}`",
         f"> {_example(kind)}",
-        f"{figure(data['bars'])}\n\n{data['caption']}",
+        *([f"{figure(data['bars'])}\n\n{data['caption']}"] if data else ()),
         f"## Definition\n\n{inspect.getdoc(module)}",
         "## Causes\n\n" + diagnosis.table(("cause", "what the finding says", "what to do first"), said),
     ]
@@ -232,7 +232,7 @@ def _candidate(kind: str, cause: str) -> Candidate:
 
 
 def _example(kind: str) -> str:
-    return _said(kind, DATA["findings"][kind].get("cause") or next(iter(WORDS[kind]["words"]), ""))
+    return _said(kind, DATA["findings"].get(kind, {}).get("cause") or next(iter(WORDS[kind]["words"]), ""))
 
 
 def _said(kind: str, cause: str) -> str:

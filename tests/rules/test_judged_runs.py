@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from testing import promtool
 from testing.promtool import PRODUCTION, Case, Fault
 from tests.rules.diagnosis_cases import late
 
+ROOT = Path(__file__).resolve().parents[2]
+CAUSES = ROOT / "deploy/prometheus/causes.yml"
+WITH_RUNBOOK = {path.stem for path in (ROOT / "docs/runbooks").glob("Rankscope*.md")}
 SLOW = Case("slow rank", Fault(late(2, "other")))
 RUN = SLOW.run
 JUDGED = f'rankscope_run_judged_info{{instance="{RUN}",run="{RUN}",by="node-a"}}'
@@ -126,23 +130,9 @@ def test_a_target_with_a_forged_rank_does_not_silence_the_findings_of_another(tm
 
 
 KINDS = {
-    "straggler": "RankLagging",
-    "rotating_straggler": "RotatingStraggler",
-    "data": "DataBound",
-    "network": "TransferBound",
-    "small_collectives": "SmallCollectives",
-    "copies": "CopyBound",
-    "launch": "LaunchBound",
-    "device_reads": "DeviceReads",
-    "throttling": "Throttled",
-    "hang": "RankStuck",
-    "crash": "RankCrashed",
-    "slow_startup": "StartupSlow",
-    "slow_checkpoint": "CheckpointSlow",
-    "checkpoint_overdue": "CheckpointOverdue",
-    "low_utilization": "LowUtilization",
-    "cpu_fallback": "CpuFallback",
-    "loss_scale_collapse": "LossScaleCollapse",
+    texts["finding"]: alert.removeprefix("Rankscope")
+    for alert, texts in yaml.safe_load(CAUSES.read_text())["alerts"].items()
+    if "finding" in texts and alert in WITH_RUNBOOK and alert != "RankscopeRankZeroLagging"
 }
 RANKS = ("straggler", "hang", "crash", "cpu_fallback")
 EVIDENCE = {"hang": "stalled", "checkpoint_overdue": "age", "loss_scale_collapse": "scale"}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from testing.report import Line
 from testing.servers import Prometheus
 from testing.webhook import Notification
@@ -13,25 +15,13 @@ from validation.gauntlet.score import false_alarms, judge
 
 Labels = Mapping[str, str]
 
+ROOT = Path(__file__).parents[2]
+TEXTS = yaml.safe_load((ROOT / "deploy/prometheus/causes.yml").read_text())["alerts"]
 ALERTS = {
-    "rotating_straggler": "RankscopeRotatingStraggler",
-    "data": "RankscopeDataBound",
-    "network": "RankscopeTransferBound",
-    "small_collectives": "RankscopeSmallCollectives",
-    "stage_imbalance": "RankscopePipelineBound",
-    "bubble": "RankscopePipelineBound",
-    "copies": "RankscopeCopyBound",
-    "launch": "RankscopeLaunchBound",
-    "device_reads": "RankscopeDeviceReads",
-    "throttling": "RankscopeThrottled",
-    "hang": "RankscopeRankStuck",
-    "crash": "RankscopeRankCrashed",
-    "slow_startup": "RankscopeStartupSlow",
-    "slow_checkpoint": "RankscopeCheckpointSlow",
-    "checkpoint_overdue": "RankscopeCheckpointOverdue",
-    "low_utilization": "RankscopeLowUtilization",
-    "cpu_fallback": "RankscopeCpuFallback",
-    "loss_scale_collapse": "RankscopeLossScaleCollapse",
+    entry["finding"]: alert
+    for alert, texts in TEXTS.items()
+    for entry in (texts, *texts.get("causes", {}).values())
+    if entry.get("finding", "straggler") != "straggler" and (ROOT / f"docs/runbooks/{alert}.md").exists()
 }
 """The alert about the same by kind of finding; a straggler has two."""
 KINDS = frozenset((*ALERTS, "straggler"))
