@@ -338,7 +338,24 @@ FAULTS = (
     ),
 )
 
+SENDING = Fault(
+    everywhere(
+        {
+            **spread("collective_wait"),
+            'rankscope_rank_collectives_total{op="all_reduce"}': 4 * STEPS,
+            'rankscope_rank_collective_bytes_total{op="all_reduce"}': 16e3 * STEPS,
+            'rankscope_rank_collective_seconds_total{op="all_reduce"}': 0.02,
+            'rankscope_rank_collectives_total{op="send"}': 6 * STEPS,
+            'rankscope_rank_collective_bytes_total{op="send"}': 24e3 * STEPS,
+            'rankscope_rank_collectives_total{op="recv"}': 6 * STEPS,
+            'rankscope_rank_collective_bytes_total{op="recv"}': 24e3 * STEPS,
+            'rankscope_rank_collective_seconds_total{op="recv"}': 0.2,
+            BYTES: 0.0,
+        }
+    )
+)
 DECOYS = (
+    Case("a pipeline of a small model", SENDING, usual=SENDING),
     Case("an evaluation pass of all ranks", Fault(everywhere(phases(evaluation=0.97, forward=0.01, backward=0.02)))),
     Case("longer sequences for all", Fault(everywhere({"rankscope_rank_steps_total": STEPS / 1.5}))),
     Case(

@@ -124,6 +124,12 @@ class RunFacts:
         """The number of living ranks by the UUID of their GPU."""
         return Counter(one.now.uuid for one in self.ranks)
 
+    def foreign_processes(self, one: RankFacts) -> int:
+        """Return the number of processes on a rank's GPU that are not ranks; 0 if it is unknown."""
+        if not one.now.uuid or one.now.gpu is None or one.now.gpu.processes is None:
+            return 0
+        return max(one.now.gpu.processes - self.ranks_by_gpu[one.now.uuid], 0)
+
     @cached_property
     def stages(self) -> Mapping[int, Sequence[RankFacts]]:
         """The living ranks by pipeline stage. Empty without a pipeline."""
@@ -152,6 +158,11 @@ class RunFacts:
     def steps_rate(self) -> float:
         """Return the run's steps per second."""
         return self.steps / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_rate(self) -> float:
+        """Return the bytes per second that a rank moves in collectives."""
+        return fmean(sum(one.spent.collectives.bytes.values()) / one.seconds for one in self.ranks)
 
     @property
     def stalled(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from statistics import quantiles
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from rankscope.record import phases
 from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.readings import RankReading, are_stopped
+from rankscope_exporter.diagnosis.speed import Speed
 from rankscope_exporter.diagnosis.step_times import longest_step
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
@@ -32,6 +33,8 @@ BASELINE_AFTER = 1 / 6
 """Ratio of the baseline's time after which it is known."""
 LOWER, HIGH = 0.25, 0.9
 """The quantiles of a baseline. A loss that varies exceeds the lower one most of the time, and the high one rarely."""
+MORE_BYTES = 1.25
+"""Multiple of the bytes in a step from which on it has another baseline. Parts of a few steps vary by less."""
 PAUSES_KEPT = 64
 ROW_BYTES, MINUTE_BYTES = 1200, 250
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
@@ -42,17 +45,20 @@ class Row(NamedTuple):
     """The whole run's losses by kind: per second of useful work, and in seconds per step."""
 
     at: float
+    step_bytes: float
+    """Bytes that a rank moves in collectives, per step."""
     to_useful: Mapping[str, float]
     per_step: Mapping[str, float]
 
 
 class Part(NamedTuple):
-    """The whole run's losses in a part by kind, its useful ratio, and its steps per second."""
+    """The whole run's losses in a part by kind, its useful ratio, and its steps and bytes per second."""
 
     at: float
     losses: Mapping[str, float]
     useful: float
     steps_rate: float
+    bytes_rate: float
 
 
 class Pause(NamedTuple):
@@ -79,13 +85,14 @@ class History:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
+        self.speed = Speed(thresholds)
         self._row_every = min(ROW_SECONDS, thresholds.baseline_seconds / ROWS)
         self._baseline_after = BASELINE_AFTER * thresholds.baseline_seconds
         self._minute = min(MINUTE, thresholds.amp_seconds / MINUTES, thresholds.checkpoint_seconds / ROWS)
         self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / self._row_every))
         self._parts: list[Part] = []
         """Since the newest row."""
-        self._known_quantiles: dict[tuple[str, int, float], tuple[float | None, float | None]] = {}
+        self._known_quantiles: dict[tuple[str, tuple[float, ...], float], tuple[float | None, float | None]] = {}
         self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
         self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / self._minute) + 1)
         self._began = self._progress = -math.inf
@@ -102,7 +109,7 @@ class History:
 
     def kept_bytes(self) -> int:
         """Return about how much memory it takes."""
-        return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes)
+        return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes) + self.speed.kept_bytes()
 
     @property
     def has_baseline(self) -> bool:
@@ -167,15 +174,19 @@ class History:
         kept = [one for one in self._pauses if one.seconds > pause.seconds or one.phase != pause.phase]
         self._pauses = deque([*kept, pause], maxlen=PAUSES_KEPT)
 
-    def add(self, at: float, losses: Mapping[str, float], useful: float, steps_rate: float) -> None:
+    def add(
+        self, at: float, losses: Mapping[str, float], useful: float, steps_rate: float, bytes_rate: float = 0.0
+    ) -> None:
         """Add the whole run's losses in a part, by kind. A row is the mean of the parts since the one before.
 
         A part of a second has one step, or two: its loss per step alone would be wrong by a half.
         """
-        self._parts.append(Part(at, losses, useful, steps_rate))
+        self._parts.append(Part(at, losses, useful, steps_rate, bytes_rate))
         if at - (self._rows[-1] if self._rows else self._parts[0]).at < self._row_every:
             return
         to_useful, per_step = {}, {}
+        steps = sum(part.steps_rate for part in self._parts)
+        step_bytes = sum(part.bytes_rate for part in self._parts) / steps if steps > 0.0 else 0.0
         for kind in {kind for part in self._parts for kind in part.losses}:
             parts = [part for part in self._parts if kind in part.losses]
             loss = sum(part.losses[kind] for part in parts)
@@ -184,18 +195,27 @@ class History:
             if (steps := sum(part.steps_rate for part in parts)) > 0.0:
                 per_step[kind] = loss / steps
         self._parts.clear()
-        self._rows.append(Row(at, to_useful, per_step))
+        self._rows.append(Row(at, step_bytes, to_useful, per_step))
         self._known_quantiles.clear()
 
     def baseline(
-        self, kind: str, before: float, useful: float, steps_rate: float, quantile: float = LOWER
+        self,
+        kind: str,
+        before: float,
+        useful: float,
+        steps_rate: float,
+        quantile: float = LOWER,
+        step_bytes: float = 0.0,
     ) -> float | None:
         """Return the run's usual loss before that time, a quantile of the last hour; None in the first minute.
+
+        Steps that moved fewer bytes are not usual: more bytes take longer.
 
         It is the larger of the loss per second of useful work and the loss per step. A ratio of all time would decrease
         when something else takes more time, and a step with a shorter batch computes less but waits as long as before.
         """
-        to_useful, per_step = self._quantiles(kind, before, quantile)
+        rows = [row for row in self._rows if row.at <= before and MORE_BYTES * row.step_bytes >= step_bytes]
+        to_useful, per_step = self._quantiles(kind, rows, quantile)
         known = [
             None if to_useful is None else to_useful * useful,
             None if per_step is None else per_step * steps_rate,
@@ -207,21 +227,19 @@ class History:
         for number, row in enumerate(self._rows):
             if row.at >= since and kind in row.to_useful.keys() | row.per_step.keys():
                 useful, step = ({k: v for k, v in one.items() if k != kind} for one in (row.to_useful, row.per_step))
-                self._rows[number] = Row(row.at, useful, step)
+                self._rows[number] = row._replace(to_useful=useful, per_step=step)
                 self._known_quantiles.clear()
         for number, part in enumerate(self._parts):
             if part.at >= since:
                 losses = {name: loss for name, loss in part.losses.items() if name != kind}
                 self._parts[number] = part._replace(losses=losses)
 
-    def _quantiles(self, kind: str, before: float, quantile: float) -> tuple[float | None, float | None]:
+    def _quantiles(self, kind: str, rows: Sequence[Row], quantile: float) -> tuple[float | None, float | None]:
         """Return the quantiles of a loss per useful second and per step. Cached for the same rows."""
-        rows = sum(row.at <= before for row in self._rows)
-        known = kind, rows, quantile
+        known = kind, tuple(row.at for row in rows), quantile
         if known not in self._known_quantiles:
-            chosen = list(self._rows)[:rows]
-            to_useful = [row.to_useful[kind] for row in chosen if kind in row.to_useful]
-            per_step = [row.per_step[kind] for row in chosen if kind in row.per_step]
+            to_useful = [row.to_useful[kind] for row in rows if kind in row.to_useful]
+            per_step = [row.per_step[kind] for row in rows if kind in row.per_step]
             self._known_quantiles[known] = _quantile(to_useful, quantile), _quantile(per_step, quantile)
         return self._known_quantiles[known]
 
@@ -246,6 +264,7 @@ class History:
             amp_skips=skips,
             idle=self._activity.idle_seconds(at),
             runs_for=at - self._stopped_at,
+            slower=self.speed.slower,
         )
 
     def _checkpoint_ratio(self, span: float) -> float:
@@ -262,19 +281,28 @@ class History:
         kinds = sorted({kind for row in self._rows for kind in (*row.to_useful, *row.per_step)})
         return {
             "kinds": kinds,
-            "rows": [[_short(at - row.at), *(_losses(kinds, losses) for losses in row[1:])] for row in self._rows],
+            "rows": [
+                [_short(at - row.at), _short(row.step_bytes), *(_losses(kinds, losses) for losses in row[2:])]
+                for row in self._rows
+            ],
             "pauses": [[at - one.ended, one.seconds, one.phase] for one in self._pauses],
             "minutes": [[_short(at - one.at), *one[1:]] for one in self._minutes],
+            "speed": self.speed.state(at),
             "stepped": None if self._stepped_since is None else at - self._stepped_since,
         }
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
         """Restore what `state` returned. Raise one of UNREADABLE and change nothing if it is damaged."""
         kinds = [*map(str, state["kinds"])]
-        rows = [Row(at - finite(age), *(_by_kind(kinds, losses) for losses in rest)) for age, *rest in state["rows"]]
+        rows = [
+            Row(at - finite(age), finite(moved), *(_by_kind(kinds, losses) for losses in rest))
+            for age, moved, *rest in state["rows"]
+        ]
         pauses = [Pause(at - finite(age), finite(long), str(phase)) for age, long, phase in state["pauses"]]
         minutes = [Minute(at - finite(age), *map(finite, rest)) for age, *rest in state["minutes"]]
-        self._stepped_since = None if state["stepped"] is None else at - finite(state["stepped"])
+        stepped_since = None if state["stepped"] is None else at - finite(state["stepped"])
+        self.speed.restore(state["speed"], at)
+        self._stepped_since = stepped_since
         self._rows.extend(rows)
         self._pauses.extend(pauses)
         self._minutes.extend(minutes)

@@ -112,6 +112,7 @@ class RunJudge:
         self._reset_if_ranks_changed(readings)
         living = [one for one in readings.values() if one.ended is None]
         self.history.observe(at, living)
+        self.history.speed.observe(at, self.run, readings)
         self._is_ready |= bool(living) and all(_has_just_begun(one) for one in living)
         verdict = Verdict(self.run, at)
         if not self._readings:
@@ -155,6 +156,7 @@ class RunJudge:
         has_changed = is_another or any(_has_changed(last.get(number), now) for number, now in readings.items())
         if has_changed:
             self._accounted = None
+            self.history.speed.forget()
         if has_changed or are_stopped(last.values()) != are_stopped(readings.values()):
             self._readings = deque()
             self._losses.forget()

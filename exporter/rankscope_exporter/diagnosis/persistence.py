@@ -17,7 +17,8 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 USEFUL: Key = ("useful", None)
 STEPS_RATE: Key = ("steps_rate", None)
-"""The references for losses: the useful work of each part and its steps per second."""
+BYTES_RATE: Key = ("bytes_rate", None)
+"""The references for losses: the useful work of each part, its steps and its bytes in collectives per second."""
 
 IN_TURN: Key = (rotating.KIND, None)
 USUAL: Key = (rotating.USUAL, None)
@@ -102,8 +103,9 @@ class LossFindings:
         of_run = {kind: loss for (kind, rank), loss in losses.items() if rank is None}
         if any(kind in LATE_RANKS for kind, _ in self._open):
             of_run.pop(rotating.KIND, None)
-        self._history.add(at, of_run, useful, steps_rate)
-        losses |= {USEFUL: useful, STEPS_RATE: steps_rate}
+        references = {USEFUL: useful, STEPS_RATE: steps_rate, BYTES_RATE: part.run.bytes_rate}
+        self._history.add(at, of_run, *references.values())
+        losses |= references
         rivals = [
             [(detector.kind, one.rank) for one in members]
             for detector in LOSSES
@@ -185,7 +187,8 @@ class LossFindings:
 
     def _baseline(self, key: Key, before: float, shortest: Span, quantile: float) -> float | None:
         useful, steps_rate = shortest.median(USEFUL), shortest.steps_rate()
-        return self._history.baseline(key[0], before, useful, steps_rate, quantile)
+        bytes_rate, of_all = (shortest.mean(rate) or 0.0 for rate in (BYTES_RATE, STEPS_RATE))
+        return self._history.baseline(key[0], before, useful, steps_rate, quantile, bytes_rate / of_all)
 
     def _begin(self, at: float, key: Key, lasting: Lasting, allowance: float, since: Since) -> bool:
         """Begin a finding if its detector explains the loss. Return whether it did."""

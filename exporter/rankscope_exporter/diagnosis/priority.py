@@ -1,4 +1,4 @@
-"""The table of findings that explain other findings. An explained finding is not shown and does not alert."""
+"""Findings that explain other findings. An explained finding is not shown and does not alert."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
 """By kind: the kinds that explain it. A run that makes no progress has no other losses."""
 
 EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
-    (one.kind, cause): by for one in LOSSES for cause, by in one.explained_by_cause
+    **{(one.kind, cause): by for one in LOSSES for cause, by in one.explained_by_cause},
+    **{(kind, cause): by for one in STATES for kind in one.kinds for cause, by in one.explained_by_cause},
 }
 """By kind and cause: the kind and cause that explain it. An empty cause stands for any cause."""
 

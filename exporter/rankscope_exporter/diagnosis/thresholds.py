@@ -115,6 +115,11 @@ class Thresholds:
     """Ratio of used memory above which a larger batch does not fit."""
     memory_spare: float = 0.5
     """Ratio of used memory up to which twice the batch fits."""
+    slower: float = 0.23
+    """How much longer than in the run's past a step takes at the same work. Steps may vary by a fifth, and the mean of
+    steps that are a quarter longer exceeds this."""
+    slower_seconds: float = 600.0
+    """How long the run has to be slower."""
     cpu_only: float = 60.0
     """Seconds without a kernel on the GPU of a rank that makes steps."""
     memory_held: float = 0.05

@@ -155,7 +155,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
-STATES = st.fixed_dictionaries({"kinds": JSON, "rows": JSON, "pauses": JSON, "minutes": JSON, "stepped": JSON}) | JSON
+STATES = (
+    st.fixed_dictionaries(
+        {"kinds": JSON, "rows": JSON, "pauses": JSON, "minutes": JSON, "stepped": JSON, "speed": JSON}
+    )
+    | JSON
+)
 
 
 @given(STATES)
@@ -171,7 +176,7 @@ def test_garbage_is_refused_with_an_expected_error_and_changes_nothing(garbage: 
 @pytest.mark.parametrize("value", [10**400, "many", {}, [1.0]])
 @pytest.mark.parametrize("place", ["age", "loss"])
 def test_a_value_that_is_not_a_number_is_refused(value: object, place: str) -> None:
-    rows = [[value if place == "age" else 1.0, [value], [None]]]
+    rows = [[value if place == "age" else 1.0, 0.0, [value], [None]]]
     saved = history().state(0.0) | {"kinds": ["data"], "rows": rows}
     with pytest.raises(UNREADABLE):
         history().restore(saved, 0.0)

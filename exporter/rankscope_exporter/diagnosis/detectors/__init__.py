@@ -12,6 +12,7 @@ from rankscope_exporter.diagnosis.detectors import (
     network,
     pipeline,
     rotating,
+    slowdown,
     small_collectives,
     startup,
     straggler,
@@ -35,6 +36,7 @@ STATES: tuple[StateDetector, ...] = (
     crash.DETECTOR,
     startup.DETECTOR,
     checkpoint.DETECTOR,
+    slowdown.DETECTOR,
     *utilization.DETECTORS,
     loss_scale.DETECTOR,
 )

@@ -1,9 +1,11 @@
 """Many small collectives in each step, for example metrics that are averaged over the ranks for every batch.
 
-Operations of up to `small_collective_bytes` on average count, except DDP's gradients and sends between pipeline stages.
-The loss is the training thread's time in them, without the wait for late ranks. If the group is measured on the device,
-the time by operation is unknown. The loss is then the whole transfer time, if it moves too few bytes for any link to
-need that long.
+Operations of up to `small_collective_bytes` on average count, except DDP's gradients, sends and receives. The loss is
+the training thread's time in them, without the wait for late ranks. If the group is measured on the device, the time by
+operation is unknown. The loss is then their share of the transfer time by their number, if it moves too few bytes for
+any link to need that long. While a rank is late, there is no finding: many collectives in a step may wait for it in
+turn. The cause is `parallelism` if the job's layout needs collectives within a step (tensor, context or expert
+parallelism, FSDP).
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "small_collectives"
-EXCLUDED = ("ddp_all_reduce", "send", "recv")
+SENDS = ("send", "recv")
+EXCLUDED = ("ddp_all_reduce", *SENDS)
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
@@ -29,8 +32,10 @@ def measure(window: Window) -> Mapping[int | None, float]:
     if not one.device_scale:
         seconds = one.spent.collectives.seconds
         return whole_run(min(sum(seconds.get(op, 0.0) for op in _small(one, thresholds)) / one.seconds, transfer))
-    moved = sum(one.spent.collectives.bytes.values()) / one.seconds
-    return whole_run(transfer if moved <= thresholds.latency_bound_bytes * transfer else 0.0)
+    moved, calls = sum(one.spent.collectives.bytes.values()) / one.seconds, one.spent.collectives.calls
+    small, sends = (sum(calls.get(op, 0.0) for op in ops) for ops in (_small(one, thresholds), SENDS))
+    is_latency = moved <= thresholds.latency_bound_bytes * transfer
+    return whole_run(transfer * small / (small + sends) if is_latency else 0.0)
 
 
 def calls_per_step(run: RunFacts, thresholds: Thresholds) -> float:
@@ -50,9 +55,13 @@ def _small(one: RankFacts, thresholds: Thresholds) -> Iterator[str]:
 
 
 def explain(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss with the number of collectives per step."""
-    evidence = {"collectives_per_step": calls_per_step(window.run, window.thresholds)}
-    return Candidate(KIND, measure(window)[None], evidence=evidence)
+    """Return the loss with the number of collectives per step; None while a rank is late."""
+    run = window.run
+    if run.max_lag > window.thresholds.loss:
+        return None
+    evidence = {"collectives_per_step": calls_per_step(run, window.thresholds)}
+    cause = "parallelism" if any(one.now.parallelism for one in run.ranks) else ""
+    return Candidate(KIND, measure(window)[None], cause, evidence=evidence)
 
 
 DETECTOR = LossDetector(KIND, measure, explain, default_allowance, explained_by=("straggler",))

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.detectors.loss import KindAndCause, Window
 from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.speed import Slower
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Past:
     """How long each rank has been idle; see activity.py."""
     runs_for: float = inf
     """Seconds since all ranks were last stopped together; 0 while they are."""
+    slower: Slower | None = None
+    """How much slower the run is than it was; see speed.py."""
 
 
 class StateDetector(NamedTuple):
@@ -46,5 +49,7 @@ class StateDetector(NamedTuple):
     """True if the run makes no progress in this state. It ends at once."""
     explained_by: tuple[str, ...] = ()
     """The kinds of findings that explain this state."""
+    explained_by_cause: tuple[tuple[str, KindAndCause], ...] = ()
+    """The same by its cause, as of a loss."""
     returns: bool = False
     """True if it is the same finding when it comes again in the same processes."""

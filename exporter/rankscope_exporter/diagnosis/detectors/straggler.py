@@ -117,7 +117,7 @@ def _slow_device(
     """Return the first reason that is present."""
     if _is_throttled(one, others, thresholds):
         return "throttled"
-    if _foreign_processes(run, one) > min(_foreign_processes(run, other) for other in others):
+    if run.foreign_processes(one) > min(map(run.foreign_processes, others)):
         return "foreign_process"
     queues = [queue for each in run.ranks if (queue := each.rate(each.spent.process.run_queue)) is not None]
     own = one.rate(one.spent.process.run_queue)
@@ -137,13 +137,6 @@ def _is_throttled(one: RankFacts, others: Sequence[RankFacts], thresholds: Thres
         return True
     highest = max((clock for _, clock in peers if clock), default=0.0)
     return throttled > thresholds.throttled and (clock or 1.0) < thresholds.throttled_clock * highest
-
-
-def _foreign_processes(run: RunFacts, one: RankFacts) -> int:
-    """Return the number of processes on a rank's GPU that are not ranks; 0 if it is unknown."""
-    if not one.now.uuid or one.now.gpu is None or one.now.gpu.processes is None:
-        return 0
-    return max(one.now.gpu.processes - run.ranks_by_gpu[one.now.uuid], 0)
 
 
 def _aggregates(one: RankFacts, others: Sequence[RankFacts], thresholds: Thresholds, *, is_foreign: bool) -> bool:

@@ -205,6 +205,35 @@ def test_small_collectives_on_the_device_are_not_the_cause_if_many_bytes_are_mov
     assert found(window(Training(adjust=moving, transfer=0.2, clock="device"))).keys() == {"network"}
 
 
+@pytest.mark.parametrize("clock", ["host", "device"])
+@pytest.mark.parametrize("sends", [8, 64])
+def test_sends_and_receives_of_a_pipeline_are_no_small_collectives(clock, sends) -> None:
+    """The gradients of four parameters are averaged one by one."""
+
+    def sending(one: RankReading) -> RankReading:
+        steps = one.counters.steps
+        calls = {"send": sends * steps, "recv": sends * steps, "all_reduce": 4.0 * steps}
+        moved = {"send": sends * 4e3 * steps, "recv": sends * 4e3 * steps, "all_reduce": 4e3 * steps}
+        waited = {"recv": 0.07 * steps, "all_reduce": 0.005 * steps}
+        return counting(one, collectives=CollectiveCounters(calls, moved, waited))
+
+    assert not found(window(Training(adjust=sending, transfer=0.075, clock=clock)))
+
+
+def test_small_collectives_that_the_layout_needs_are_named() -> None:
+    def parallel(one: RankReading) -> RankReading:
+        return replace(many(20, 8.0)(one), parallelism=("tp",))
+
+    assert found(window(Training(adjust=parallel, transfer=0.2)))["small_collectives"].cause == "parallelism"
+    assert found(window(Training(adjust=many(20, 8.0), transfer=0.2)))["small_collectives"].cause == ""
+
+
+@pytest.mark.parametrize("late", [0.02, 0.1])
+def test_small_collectives_are_no_finding_while_a_rank_is_late(late) -> None:
+    candidates = found(window(Training(adjust=many(20, 8.0), transfer=0.2), spend("backward", late, 1)))
+    assert ("small_collectives" in candidates) == (late < 0.1)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_ranks_that_are_late_in_computing_in_turn_have_uneven_work(ranks) -> None:
     """A step takes 0.21 s, and 0.15 s longer for the late rank: they cost as much as one that is always late."""
