@@ -13,12 +13,11 @@ from itertools import pairwise, takewhile
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-from rankscope.record import phases
 from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
-from rankscope_exporter.diagnosis.readings import RankReading, are_stopped
+from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.speed import Speed
-from rankscope_exporter.diagnosis.step_times import longest_step
+from rankscope_exporter.diagnosis.standstill import AWAITED, Longest, Pace
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 ROW_SECONDS = 15.0
@@ -26,7 +25,6 @@ ROW_SECONDS = 15.0
 MINUTE = 60.0
 ROWS, MINUTES = 30, 5
 """The fewest rows of a baseline, and the fewest minutes over which skipped steps are counted."""
-MIN_PAUSE = 0.5
 FEWEST_ROWS = 4
 """The fewest rows that have a quartile. The first steps of a run are not usual: they compile, warm up or load."""
 BASELINE_AFTER = 1 / 6
@@ -35,7 +33,6 @@ LOWER, HIGH = 0.25, 0.9
 """The quantiles of a baseline. A loss that varies exceeds the lower one most of the time, and the high one rarely."""
 MORE_BYTES = 1.25
 """Multiple of the bytes in a step from which on it has another baseline. Parts of a few steps vary by less."""
-PAUSES_KEPT = 64
 ROW_BYTES, MINUTE_BYTES = 1200, 250
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
 """The exceptions that reading a damaged state raises."""
@@ -61,15 +58,6 @@ class Part(NamedTuple):
     bytes_rate: float
 
 
-class Pause(NamedTuple):
-    """A period without progress."""
-
-    ended: float
-    seconds: float
-    phase: str
-    """The planned phase that a rank was in; empty without one."""
-
-
 class Minute(NamedTuple):
     """One minute: the slowest rank's checkpoints, and the loss scale and skipped steps of mixed precision."""
 
@@ -93,19 +81,10 @@ class History:
         self._parts: list[Part] = []
         """Since the newest row."""
         self._known_quantiles: dict[tuple[str, tuple[float, ...], float], tuple[float | None, float | None]] = {}
-        self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
         self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / self._minute) + 1)
-        self._began = self._progress = -math.inf
-        self._stalled = 0.0
-        """Seconds without progress at the last reading: the accuracy of a pause is the time between two readings."""
-        self._planned = ""
-        self._stopped_at = -math.inf
-        """The last time when all ranks were stopped: the time until then is no pause of theirs."""
         self._checkpoint = 0.0
         self._activity = Activity(thresholds.idle)
-        self._stepped_since: float | None = None
-        self._pace_before: float | None = None
-        """The longest pause before the first reading, if the run had then stepped for long enough."""
+        self._pace = Pace(thresholds)
 
     def kept_bytes(self) -> int:
         """Return about how much memory it takes."""
@@ -116,12 +95,12 @@ class History:
         """Return whether the rows cover enough time."""
         return bool(self._rows) and self._rows[-1].at - self._rows[0].at >= self._baseline_after
 
-    def observe(self, at: float, ranks: Iterable[RankReading]) -> None:
-        """Add the readings of the living ranks at one moment."""
+    def observe(self, at: float, ranks: Iterable[RankReading], ended: Iterable[RankReading] = ()) -> None:
+        """Add the readings of the living ranks at one moment, and of those that have ended."""
         ranks = tuple(ranks)
         if not ranks:
             return
-        self._observe_pause(at, ranks)
+        self._pace.observe(at, ranks, tuple(ended))
         self._activity.observe(at, ranks)
         if self._minutes and at - self._minutes[-1].at < self._minute:
             return
@@ -140,39 +119,6 @@ class History:
     def _observe_checkpoints(self) -> None:
         spans = self._thresholds.checkpoint_seconds, self._thresholds.checkpoint_long_seconds
         self._checkpoint = max(map(self._checkpoint_ratio, spans))
-
-    def _observe_pause(self, at: float, ranks: tuple[RankReading, ...]) -> None:
-        began, progress = max(one.began for one in ranks), max(one.last_progress for one in ranks)
-        if began > self._began:  # pauses of the previous processes say nothing about these
-            self._began, self._progress, self._stalled, self._planned = began, -math.inf, 0.0, ""
-            self._pace_before = self._recorded_pace(ranks)
-            if self._stepped_since is not None and self._stepped_since < began:
-                self._stepped_since = None
-        if are_stopped(ranks):
-            self._stopped_at = at
-        has_stepped = any(one.counters.steps > 0 for one in ranks)
-        if has_stepped and self._stepped_since is None:
-            self._stepped_since = at
-        moved = [one for one in ranks if one.last_progress > self._progress]
-        # While a rank is in a planned phase, the others may end their step, or enter that phase: the pause goes on.
-        if moved and (not self._planned or all(one.phase != self._planned for one in ranks)):
-            if self._stalled > MIN_PAUSE and has_stepped:
-                self._add_pause(Pause(at, self._stalled, self._planned))
-            self._planned, self._progress = "", progress
-        self._stalled = at - max(self._progress, self._stopped_at)
-        self._planned = next((one.phase for one in ranks if one.phase in phases.PLANNED), self._planned)
-
-    def _recorded_pace(self, ranks: tuple[RankReading, ...]) -> float | None:
-        """Return the longest step that the records of ranks seen for the first time have counted."""
-        stepped_since = max(one.began + one.counters.phases.get("startup", 0.0) for one in ranks)
-        if max(one.last_progress for one in ranks) - stepped_since <= self._thresholds.pace_known_after:
-            return None
-        return max(longest_step(one.counters.step_buckets) for one in ranks)
-
-    def _add_pause(self, pause: Pause) -> None:
-        """Add a pause and drop the older ones that are not longer, since only the longest pauses are read."""
-        kept = [one for one in self._pauses if one.seconds > pause.seconds or one.phase != pause.phase]
-        self._pauses = deque([*kept, pause], maxlen=PAUSES_KEPT)
 
     def add(
         self, at: float, losses: Mapping[str, float], useful: float, steps_rate: float, bytes_rate: float = 0.0
@@ -245,25 +191,17 @@ class History:
 
     def past(self, at: float) -> Past:
         """Return the history that state detectors read."""
-        limits = self._thresholds
-        usual = [one.seconds for one in self._pauses if not one.phase and at - one.ended < limits.pace_seconds]
-        planned: dict[str, float] = {}
-        for one in self._pauses:
-            if one.phase and at - one.ended < limits.planned_pace_seconds:
-                planned[one.phase] = max(one.seconds, planned.get(one.phase, 0.0))
-        # Too soon after the first steps, the usual pauses are unknown.
-        is_known = self._stepped_since is not None and self._progress - self._stepped_since > limits.pace_known_after
-        span = limits.amp_seconds + self._minute
+        span = self._thresholds.amp_seconds + self._minute
         recent = list(takewhile(lambda minute: at - minute.at <= span, reversed(self._minutes)))
         skips = sum(max(new.amp_skips - old.amp_skips, 0.0) for new, old in pairwise(recent))
         return Past(
-            longest_pause=max(usual, default=MIN_PAUSE) if is_known else self._pace_before,
-            longest_planned_pauses=planned,
+            standstill=self._pace.standstill,
+            pace=self._pace.limits(at),
+            shortest_limit=self._pace.shortest_limit,
             checkpoint_ratio=self._checkpoint,
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
             amp_skips=skips,
             idle=self._activity.idle_seconds(at),
-            runs_for=at - self._stopped_at,
             slower=self.speed.slower,
         )
 
@@ -285,10 +223,10 @@ class History:
                 [_short(at - row.at), _short(row.step_bytes), *(_losses(kinds, losses) for losses in row[2:])]
                 for row in self._rows
             ],
-            "pauses": [[at - one.ended, one.seconds, one.phase] for one in self._pauses],
             "minutes": [[_short(at - one.at), *one[1:]] for one in self._minutes],
+            "pace": [[name, *one[:-1], at - one.ended] for name, one in self._pace.longest.items()],
             "speed": self.speed.state(at),
-            "stepped": None if self._stepped_since is None else at - self._stepped_since,
+            "stepped": None if self._pace.stepped_since is None else at - self._pace.stepped_since,
         }
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
@@ -298,13 +236,13 @@ class History:
             Row(at - finite(age), finite(moved), *(_by_kind(kinds, losses) for losses in rest))
             for age, moved, *rest in state["rows"]
         ]
-        pauses = [Pause(at - finite(age), finite(long), str(phase)) for age, long, phase in state["pauses"]]
         minutes = [Minute(at - finite(age), *map(finite, rest)) for age, *rest in state["minutes"]]
+        pace = {name: Longest(*map(finite, rest)) for name, *rest in state.get("pace", ()) if name in AWAITED}
         stepped_since = None if state["stepped"] is None else at - finite(state["stepped"])
         self.speed.restore(state["speed"], at)
-        self._stepped_since = stepped_since
+        self._pace.stepped_since = stepped_since
+        self._pace.longest = {name: one._replace(ended=at - one.ended) for name, one in pace.items()}
         self._rows.extend(rows)
-        self._pauses.extend(pauses)
         self._minutes.extend(minutes)
         self._observe_checkpoints()
 

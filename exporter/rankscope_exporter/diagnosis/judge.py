@@ -11,7 +11,7 @@ from typing import Any
 from rankscope.record import phases
 from rankscope_exporter.diagnosis import lost
 from rankscope_exporter.diagnosis.detectors import STATES, checkpoint, hang, rotating, straggler, utilization
-from rankscope_exporter.diagnosis.detectors.hang import STOPPED, is_interactive
+from rankscope_exporter.diagnosis.detectors.hang import is_interactive
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
@@ -27,6 +27,7 @@ from rankscope_exporter.diagnosis.readings import (
     reading_from_json,
     reading_to_json,
 )
+from rankscope_exporter.diagnosis.standstill import STOPPED
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 Readings = Mapping[int, RankReading]
@@ -111,7 +112,7 @@ class RunJudge:
         self._moment_bytes = sum(map(reading_bytes, readings.values()))
         self._reset_if_ranks_changed(readings)
         living = [one for one in readings.values() if one.ended is None]
-        self.history.observe(at, living)
+        self.history.observe(at, living, [one for one in readings.values() if one.ended])
         self.history.speed.observe(at, self.run, readings)
         self._is_ready |= bool(living) and all(_has_just_begun(one) for one in living)
         verdict = Verdict(self.run, at)
@@ -266,7 +267,7 @@ class RunJudge:
         candidates = [finding.candidate for finding in found]
         keys = {candidate.key for candidate in candidates}
         self._explained = {key: last for key, last in self._explained.items() if key in keys}
-        stalled = self._stall(window, states)
+        stalled = self._stall(states)
         for finding in found:
             is_old = finding in self._losses.open.values() and explanation(finding.candidate, stalled)
             if self._is_explained(verdict.at, finding.candidate, candidates) or is_old:
@@ -279,11 +280,11 @@ class RunJudge:
             late = replace(usual.candidate, kind=rotating.KIND)
             verdict.pending.append(Pending(late, "explained" if explanation(late, candidates) else "usual"))
 
-    def _stall(self, window: Window, states: Sequence[Candidate]) -> Sequence[Candidate]:
+    def _stall(self, states: Sequence[Candidate]) -> Sequence[Candidate]:
         """Return the possible hang if it is longer than the run's steps: whether their losses go on is unknown."""
         shortest = self._losses.shortest
         a_step = 1.0 / shortest.steps_rate() if shortest else 0.0
-        return [one for one in states if one.kind == hang.KIND and window.run.stalled > STALLED_STEPS * a_step]
+        return [one for one in states if one.kind == hang.KIND and (one.lasted or 0.0) > STALLED_STEPS * a_step]
 
     def _is_explained(self, at: float, candidate: Candidate, others: Sequence[Candidate]) -> bool:
         """Return whether another finding explains the candidate, or did so recently: the two do not end together."""

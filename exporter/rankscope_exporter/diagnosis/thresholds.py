@@ -80,21 +80,18 @@ class Thresholds:
     device_reads_per_step: float = 0.9
     """Waits of the host for the device per step that count as every step. A window's edges can miss some waits."""
     stuck_floor: float = 45.0
-    """Shortest time without progress that is a hang. Healthy steps of a few seconds are far shorter."""
-    stuck_early: float = 90.0
-    """The same before a run has a pace, if its ranks have issued different numbers of collectives. In a start-up, if a
-    rank has begun to train and the rank that it waits for is idle."""
+    """Shortest time without progress that is a hang. Healthy steps of a few seconds are far shorter. Twice that before
+    a run has a pace, if it is known which rank the others wait for."""
     stuck: float = 300.0
-    """Time without progress outside of planned phases that is always a hang. NCCL's watchdog acts after 600 s."""
+    """The same if that is unknown, and in a checkpoint or evaluation. NCCL's watchdog acts after 600 s."""
     stuck_pace: float = 4.0
-    """Multiple of the longest pause in the last hour. A run that paused for 20 s may do so again for a bit longer."""
+    """Multiple of the longest standstill in the last hour. A run that paused for 20 s may do so again for a bit
+    longer."""
     pace_known_after: float = 300.0
-    """Seconds of steps after which the longest pause is the run's pace. Compilations for new shapes come early."""
-    pace_seconds: float = 3600.0
-    planned_pace_seconds: float = 21600.0
-    """The same for checkpoints and evaluations, which are rare."""
+    """Seconds of steps after which a run has a pace. Compilations for new shapes come early."""
     planned: float = 1800.0
-    """Time without progress in a planned phase. Compiling or loading a large model takes tens of minutes."""
+    """Time without progress in the first checkpoint or evaluation, or a start-up. Compiling or loading a large model
+    takes tens of minutes. A pause of all ranks outside of all phases may take twice as long."""
     idle: float = 0.02
     """Seconds of CPU or GPU per second up to which a rank in its start-up is idle. A rank that waits uses less than
     0.005. A download of a few megabytes per second uses more."""

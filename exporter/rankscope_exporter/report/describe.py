@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from rankscope.record.quantities import duration, percent
-from rankscope_exporter.diagnosis.detectors.hang import INSIDE
 from rankscope_exporter.diagnosis.readings import run_title
+from rankscope_exporter.diagnosis.standstill import INSIDE
 from rankscope_exporter.report.findings import PendingReport, pending_reason
 from rankscope_exporter.report.ranks import RankReport
 from rankscope_exporter.report.runs import RunReport

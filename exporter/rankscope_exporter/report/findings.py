@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rankscope.record.quantities import duration
 from rankscope_exporter.diagnosis import words
-from rankscope_exporter.diagnosis.detectors.hang import STOPPED
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
 from rankscope_exporter.diagnosis.readings import Run, run_title
+from rankscope_exporter.diagnosis.standstill import STOPPED
 
 LACKS: Mapping[str, str] = {
     "time": "it has not lasted long enough",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankscope.cli.printable import printable
 from rankscope.record.quantities import duration
-from rankscope_exporter.diagnosis.detectors.hang import INSIDE
+from rankscope_exporter.diagnosis.standstill import INSIDE
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.runs import NodeReport, RunReport

@@ -80,23 +80,27 @@ def test_a_run_has_a_baseline_after_ten_minutes() -> None:
     assert with_losses([0.1] * 41).has_baseline
 
 
-def test_a_pace_is_known_soon_after_the_first_steps_and_keeps_the_longest_pause() -> None:
+def paced(trial: Trial, at: float | None = None) -> Mapping[str, float]:
+    """Return the seconds after which the run hangs, by what it waits for."""
+    return trial.judge.history.past(trial.training.now if at is None else at).pace
+
+
+def test_a_pace_is_known_soon_after_the_first_steps_and_is_never_forgotten() -> None:
     trial = Trial().trained(40)
-    assert trial.judge.history.past(40.0).longest_pause is None
+    assert trial.judge.history.past(40.0).shortest_limit is None
     trial.train(20)
     trial.train(1, spend("other", 12.0, 0))
     trial.train(60)
-    assert trial.judge.history.past(trial.training.now).longest_pause == pytest.approx(12.0, abs=1.0)
-    assert trial.judge.history.past(trial.training.now + HOUR).longest_pause == pytest.approx(0.5)
+    assert trial.judge.history.past(trial.training.now).shortest_limit == EARLY.stuck_floor
+    assert paced(trial) == {"other": pytest.approx(4 * 12.0, abs=4.0)}
+    assert paced(trial, trial.training.now + HOUR) == {"other": pytest.approx(1.5 * 12.0, abs=1.5)}
 
 
-def test_pauses_in_planned_phases_have_their_own_pace() -> None:
+def test_each_planned_phase_has_its_own_pace() -> None:
     trial = Trial().trained(60)
     trial.train(60, spend("checkpoint", 12.0, 0, every=100), spend("evaluation", 6.0, every=130))
-    past = trial.judge.history.past(trial.training.now)
-    assert past.longest_pause == pytest.approx(0.5)
-    assert past.longest_planned_pauses["checkpoint"] == pytest.approx(12.0, abs=1.0)
-    assert past.longest_planned_pauses["evaluation"] == pytest.approx(6.0, abs=1.0)
+    expected = {"checkpoint": pytest.approx(4 * 12.0, abs=4.0), "evaluation": pytest.approx(4 * 6.0, abs=4.0)}
+    assert paced(trial) == expected
 
 
 def observed(checkpoints: Mapping[float, float]) -> History:
@@ -157,7 +161,7 @@ JSON = st.recursive(
 )
 STATES = (
     st.fixed_dictionaries(
-        {"kinds": JSON, "rows": JSON, "pauses": JSON, "minutes": JSON, "stepped": JSON, "speed": JSON}
+        {"kinds": JSON, "rows": JSON, "pace": JSON, "minutes": JSON, "stepped": JSON, "speed": JSON}
     )
     | JSON
 )
@@ -188,8 +192,7 @@ def test_a_rank_that_enters_an_evaluation_late_does_not_shorten_the_pause(ranks)
     trial.train(1, spend("checkpoint", 20.0, ranks - 1), spend("evaluation", 400.0))
     trial.train(500)
     assert not trial.kinds()
-    pauses = trial.judge.history.past(trial.training.now).longest_planned_pauses
-    assert pauses["evaluation"] == pytest.approx(410.0, abs=15.0)
+    assert paced(trial)["evaluation"] == pytest.approx(4 * 400.0, abs=4.0)
 
 
 def test_a_stall_that_ends_with_a_restart_is_not_a_pause_of_the_new_processes() -> None:
@@ -198,7 +201,7 @@ def test_a_stall_that_ends_with_a_restart_is_not_a_pause_of_the_new_processes() 
     trial.training.restart()
     *_, (at, ranks) = trial.training.train(20)  # the records appear with their first steps
     trial.judge.update(at, ranks)
-    assert (trial.judge.history.past(at).longest_pause or 0.0) < 5.0
+    assert not paced(trial, at)
 
 
 def test_a_rank_that_evaluates_while_the_others_end_their_step_does_not_shorten_the_pause() -> None:
@@ -209,5 +212,4 @@ def test_a_rank_that_evaluates_while_the_others_end_their_step_does_not_shorten_
     trial.train(690)
     assert "hang" not in trial.kinds()
     trial.train(60)
-    pauses = trial.judge.history.past(trial.training.now).longest_planned_pauses
-    assert pauses["evaluation"] == pytest.approx(700.0, abs=15.0)
+    assert paced(trial)["evaluation"] == pytest.approx(4 * 700.0, abs=8.0)

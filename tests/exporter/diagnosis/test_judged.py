@@ -129,7 +129,7 @@ def test_the_history_of_a_run_is_restored_when_the_run_is_seen_again() -> None:
     ((*_, state),) = judges.state(120.0)
     restarted.restore(RUN, state, 0.0)
     restarted.update(121.0, {RUN: readings(4)}, GPUS)
-    assert restarted.judges[RUN].history.past(121.0).longest_pause is not None
+    assert restarted.judges[RUN].history.past(121.0).shortest_limit is not None
 
 
 def test_each_runs_saved_state_has_its_own_age() -> None:

@@ -126,9 +126,9 @@ def test_a_damaged_age_of_the_account_is_refused_or_counts_nothing_more(age: flo
     assert counted == pytest.approx(60.0, abs=12.0)
 
 
-def test_a_damaged_pause_is_refused() -> None:
+def test_a_damaged_pace_is_refused() -> None:
     state = saved(Trial(Training(2)).trained(60))
-    state["pauses"] = [[0.0, float("nan"), ""]]
+    state["pace"] = [["other", 1.0, float("nan"), 0.0]]
     with pytest.raises(ValueError, match="nan is not a finite number"):
         RunJudge(RUN).restore(state, 60.0)
 

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import inf
 from typing import NamedTuple
 
 from rankscope_exporter.diagnosis.detectors.loss import KindAndCause, Window
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.speed import Slower
+from rankscope_exporter.diagnosis.standstill import Standstill
 
 
 @dataclass(frozen=True)
 class Past:
     """The run's history before the window. Times are in seconds; None if unknown."""
 
-    longest_pause: float | None = None
-    """The longest time without progress outside of planned phases, in the last hour."""
-    longest_planned_pauses: Mapping[str, float] = field(default_factory=dict)
-    """The same by planned phase, in the last six hours."""
+    standstill: Standstill | None = None
+    """The present standstill, if no rank makes progress."""
+    pace: Mapping[str, float] = field(default_factory=dict)
+    """The seconds after which such a standstill is a hang, by what the run waits for, as far as its pace is known."""
+    shortest_limit: float | None = None
+    """The same of all standstills, once the run has a pace."""
     checkpoint_ratio: float = 0.0
     """Time in checkpoints as a ratio; see history.py."""
     highest_amp_scale: float = 0.0
@@ -32,8 +34,6 @@ class Past:
     """Steps that were skipped in the last five minutes."""
     idle: Mapping[int, float] = field(default_factory=dict)
     """How long each rank has been idle; see activity.py."""
-    runs_for: float = inf
-    """Seconds since all ranks were last stopped together; 0 while they are."""
     slower: Slower | None = None
     """How much slower the run is than it was; see speed.py."""
 

@@ -12,6 +12,7 @@ from rankscope_exporter.diagnosis.detectors.hang import detect
 from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.readings import Ending, RankReading
+from rankscope_exporter.diagnosis.standstill import Standstill
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.diagnosis.words import sentence
 
@@ -23,9 +24,11 @@ def unchanged(reading: RankReading) -> RankReading:
 
 
 def hanging(*changes: Change, ranks: int = 4, adjust: Adjust = unchanged, clock: str = "host") -> Candidate | None:
-    """Return the detector's result for a run that stops after ten seconds of steps."""
-    training = Training(ranks, clock=clock, adjust=adjust)
-    return next(detect(window(training, *changes, seconds=100.0), Past()), None)
+    """Return the possible hang of a run that stops after ten seconds of steps."""
+    trial = Trial(Training(ranks, clock=clock, adjust=adjust)).trained(10)
+    verdict = trial.train(100, *changes)
+    found = [one.candidate for one in (*verdict.findings, *verdict.pending)]
+    return next((one for one in found if one.kind == "hang"), None)
 
 
 @pytest.mark.parametrize("clock", ["host", "device"])
@@ -119,32 +122,36 @@ def test_an_early_stall_of_ranks_with_equal_counts_may_be_compilation_and_takes_
     assert finding
 
 
-def test_a_run_that_had_a_long_pause_has_more_time() -> None:
+@pytest.mark.parametrize(("phase", "after"), [("other", 80.0), ("backward", 45.0)])
+def test_a_run_that_waited_long_for_the_same_before_has_more_time(phase, after) -> None:
     trial = Trial().trained(60)
     trial.train(1, spend("other", 20.0, 0))
     trial.train(60)
-    seconds, _ = trial.find(hang("backward", 2), kinds=("hang",))
-    assert seconds == pytest.approx(80.0, abs=4.0)
+    seconds, _ = trial.find(hang(phase, 2), kinds=("hang",))
+    assert seconds == pytest.approx(after, abs=4.0)
 
 
 @pytest.mark.parametrize(
-    ("phase", "past", "needed"),
+    ("phase", "pace", "needed"),
     [
-        ("checkpoint", Past(1.0), LIMITS.planned),
-        ("checkpoint", Past(1.0, {"checkpoint": 100.0}), 400.0),
-        ("checkpoint", Past(1.0, {"checkpoint": 5.0}), LIMITS.stuck),
-        ("checkpoint", Past(1.0, {"checkpoint": 900.0}), LIMITS.planned),
-        ("checkpoint", Past(1.0, {"evaluation": 100.0}), LIMITS.planned),
-        ("startup", Past(1.0, {"startup": 100.0}), LIMITS.planned),
-        ("backward", Past(1.0), LIMITS.stuck_floor),
-        ("backward", Past(30.0), 120.0),
-        ("backward", Past(200.0), LIMITS.stuck),
+        ("checkpoint", {}, LIMITS.planned),
+        ("checkpoint", {"checkpoint": 2400.0}, 2400.0),
+        ("checkpoint", {"checkpoint": 20.0}, LIMITS.stuck),
+        ("checkpoint", {"evaluation": 100.0}, LIMITS.planned),
+        ("startup", {}, LIMITS.planned),
+        ("backward", {}, LIMITS.stuck_floor),
+        ("backward", {"backward": 120.0}, 120.0),
+        ("backward", {"backward": 1200.0, "forward": 2400.0}, 1200.0),
+        ("other", {}, 2 * LIMITS.planned),
     ],
 )
-def test_the_stall_limit_depends_on_the_phase_and_the_history(phase, past, needed) -> None:
+def test_the_stall_limit_depends_on_the_phase_and_the_history(phase, pace, needed) -> None:
     training = Training(adjust=lambda reading: replace(reading, phase=phase, issued={}))
-    (found,) = detect(window(training, hang("other"), seconds=1500.0), past)
-    assert found.needed == needed
+    facts = window(training, hang("other"), seconds=1500.0)
+    living = [one.now for one in facts.run.ranks]
+    found = Standstill(living[0], phase, "outside" if phase == "other" else phase, 4e3, {}, False, False)
+    (hangs,) = detect(facts, Past(found, pace, LIMITS.stuck_floor))
+    assert hangs.needed == needed
 
 
 def test_a_stall_is_shown_from_its_first_seconds_with_the_rank_and_the_remaining_time() -> None:

@@ -93,7 +93,7 @@ def start(*ranks: Rank, seconds: float = 20 * MINUTE) -> tuple[Mapping[float, Ve
 def test_a_rank_that_stops_before_its_first_step_is_a_hang_within_90_seconds(waiting, rank) -> None:
     ranks = [waiting, IDLE] if rank else [IDLE, waiting]
     verdicts, after, finding = start(*ranks)
-    assert after == pytest.approx(LIMITS.stuck_early, abs=1.0)
+    assert after == pytest.approx(2 * LIMITS.stuck_floor, abs=1.0)
     assert finding
     place = finding.candidate.place
     assert (place.rank, place.node, finding.candidate.cause, finding.severity) == (
@@ -105,7 +105,7 @@ def test_a_rank_that_stops_before_its_first_step_is_a_hang_within_90_seconds(wai
     for seconds in (6.0, 30.0, 80.0):
         (pending,) = verdicts[seconds].pending
         assert (pending.candidate.kind, pending.candidate.place.rank, pending.lacks) == ("hang", rank, "time")
-        assert pending.remaining == pytest.approx(LIMITS.stuck_early - seconds, abs=1.0)
+        assert pending.remaining == pytest.approx(2 * LIMITS.stuck_floor - seconds, abs=1.0)
 
 
 @pytest.mark.parametrize("waiting", [BACKWARD, BARRIER, PAST_A_STEP])
@@ -144,7 +144,7 @@ def test_an_idle_rank_that_others_wait_for_before_training_may_download_and_has_
 
 def test_a_rank_that_stops_after_it_has_worked_long_is_a_hang_when_it_has_been_idle_for_45_seconds() -> None:
     _, after, finding = start(Rank(cpu=working(1.0, 300.0)), BACKWARD)
-    assert after == pytest.approx(300.0 + LIMITS.stuck_early / 2, abs=11.0)
+    assert after == pytest.approx(300.0 + LIMITS.stuck_floor, abs=11.0)
     assert finding
 
 
