@@ -144,23 +144,36 @@ class RunJudge:
                 yield finding.candidate
 
     def _reset_if_ranks_changed(self, readings: Readings) -> None:
-        """Drop the measurements if a rank has started or ended: they belong to other processes.
+        """Drop the measurements of ranks that have started or ended: they belong to other processes.
 
-        The other ranks still wait for a rank that has ended, so no rank can be seen as late. Also if all ranks are
-        stopped or continued: no rank is late for the time between.
+        Drop all if no rank goes on, or if all ranks are stopped or continued: no rank is late for the time between.
         """
         last, self._last = self._last, readings
-        is_another = any(one.began >= self._restored_at for one in readings.values())
-        self._restored_at = inf
-        if is_another:
-            self._states = StateFindings()
-        has_changed = is_another or any(_has_changed(last.get(number), now) for number, now in readings.items())
-        if has_changed:
+        restored_at, self._restored_at = self._restored_at, inf
+        changed = {
+            number: now
+            for number, now in readings.items()
+            if _has_changed(last.get(number), now) or (now.began >= restored_at and not now.ended)
+        }
+        if changed and all(one.ended or number in changed for number, one in readings.items()):
             self._accounted = None
             self.history.speed.forget()
-        if has_changed or are_stopped(last.values()) != are_stopped(readings.values()):
-            self._readings = deque()
-            self._losses.forget()
+            if any(one.began >= restored_at for one in changed.values()):
+                self._states = StateFindings()
+            self._forget_all()
+        elif changed:
+            self.history.speed.forget()
+            self._readings = deque((at, {**before, **changed}) for at, before in self._readings)
+            if self._accounted:
+                self._accounted = self._accounted[0], {**self._accounted[1], **changed}
+            self._losses.forget(changed)
+            self._states.forget(changed)
+        if are_stopped(last.values()) != are_stopped(readings.values()):
+            self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._readings = deque()
+        self._losses.forget()
 
     def _begin_parts_again(self, at: float, readings: Readings) -> None:
         """Drop the losses when a hang begins or ends: the run had them before it, and all of it is one step."""

@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, zip_longest
+from itertools import accumulate, chain, pairwise, zip_longest
 from operator import mul
 
 from rankscope_exporter.diagnosis import chance
@@ -217,7 +217,18 @@ class Parts:
         values = array("d", [math.nan]) * len(self.columns)
         for key, loss in losses.items():
             values[self.columns[key]] = loss
-        part = Part(ends, seconds, steps, values, seconds if compared is None else compared, self._last(values))
+        compared = seconds if compared is None else compared
+        self._add(Part(ends, seconds, steps, values, compared, self._last(values)))
+
+    def forget(self, ranks: Collection[int]) -> None:
+        """Make the losses of these ranks unknown."""
+        columns = [column for (_, rank), column in self.columns.items() if rank in ranks]
+        for part in chain(*self._rings, *self._open):
+            for column in columns:
+                if column < len(part.values):
+                    part.values[column] = math.nan
+
+    def _add(self, part: Part) -> None:
         for ring, waiting, resolution in zip(self._rings, self._open, RESOLUTIONS, strict=True):
             waiting.append(part)
             if sum(one.seconds for one in waiting) >= resolution:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,8 +83,17 @@ class LossFindings:
     def _no_parts(self) -> Parts:
         return Parts(self._thresholds.loss, {detector.kind for detector in LOSSES if detector.is_compared})
 
-    def forget(self) -> None:
-        """Drop all parts and findings, because the ranks' processes have changed."""
+    def forget(self, ranks: Collection[int] | None = None) -> None:
+        """Drop all parts and findings, or only those of some ranks, because their processes have changed."""
+        if ranks is not None:
+            self._parts.forget(ranks)
+            for key in [key for key in self._open if key[1] in ranks]:
+                del self._open[key]
+                self._above.pop(key, None)
+                self._usual.pop(key, None)
+                self._quiet.discard(key)
+            self._returns.forget(ranks)
+            return
         self._parts, self._returns = self._no_parts(), Returns()
         self._open.clear()
         self._above.clear()
@@ -281,6 +290,12 @@ class Returns:
         """Return the end of the earlier finding."""
         return self._ended[key][1] if key in self._ended else -math.inf
 
+    def forget(self, ranks: Collection[int]) -> None:
+        """Drop the findings of some ranks."""
+        for known in (self._ended, self._gaps):
+            for key in [key for key in known if key[1] in ranks]:
+                del known[key]
+
     def end(self, finding: Finding, at: float) -> None:
         """Remember a finding that has ended."""
         self._ended[finding.candidate.key] = finding, at
@@ -376,6 +391,12 @@ class StateFindings:
             if at - last > gap or _STATES[key[0]].stops_run:
                 self._returns.end(self.open.pop(key), last)
         self._seen = {key: seen for key, seen in self._seen.items() if at - seen[1] <= seen[2]}
+
+    def forget(self, ranks: Collection[int]) -> None:
+        """Drop the findings of some ranks, because their processes have changed."""
+        for key in [key for key in self._seen if key[1] in ranks]:
+            self.open.pop(key, None)
+            del self._seen[key]
 
     def lasted(self, candidate: Candidate, at: float) -> float:
         """Return the seconds that a present state has lasted."""

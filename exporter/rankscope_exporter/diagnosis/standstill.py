@@ -83,6 +83,8 @@ class Pace:
         self.longest: dict[str, Longest] = {}
         """By what the run waited for."""
         self.stepped_since: float | None = None
+        self._steps, self._stepped_at = 0.0, -inf
+        """The number of steps, and when it last changed."""
         self._recorded: float | None = None
         """The longest step before the first reading, if the run had then stepped for long enough."""
         self._waited: dict[str, float] = {}
@@ -105,8 +107,11 @@ class Pace:
         moved = {one.rank for one in going_on if _has_moved(last[one.rank], one, waiting)} if going_on else begun
         if are_stopped(living):
             self._stopped_at = at
-        if self.stepped_since is None and any(one.counters.steps > 0 for one in living):
-            self.stepped_since = at
+        steps = max(one.counters.iterations for one in living)
+        if steps and steps != self._steps:
+            self._stepped_at = at
+            self.stepped_since = at if self.stepped_since is None else self.stepped_since
+        self._steps = steps
         if moved:
             self._end(at, {one.phase for one in living if one.rank not in moved})
             self._moved_at = max(min(one.last_progress, at) for one in living if one.rank in moved)
@@ -150,7 +155,7 @@ class Pace:
     def shortest_limit(self) -> float | None:
         """Return the seconds after which it hangs whatever it waits for; None too soon after the first steps."""
         floor = self._thresholds.stuck_floor
-        if self.stepped_since is not None and self._moved_at - self.stepped_since > self._thresholds.pace_known_after:
+        if self.stepped_since is not None and self._stepped_at - self.stepped_since > self._thresholds.pace_known_after:
             return floor
         return None if self._recorded is None else max(floor, EVER * self._recorded)
 
