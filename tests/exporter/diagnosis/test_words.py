@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rankscope.record import phases
 from rankscope.record.quantities import duration, percent
+from rankscope_exporter.diagnosis import standstill
 from rankscope_exporter.diagnosis.detectors import KINDS, checkpoint, crash, hang, utilization
 from rankscope_exporter.diagnosis.detectors.straggler import UNKNOWN
 from rankscope_exporter.diagnosis.findings import Candidate, Place
@@ -41,7 +42,7 @@ CAUSES: dict[str, list[str]] = {
     "network": ["network", "link", "unknown"],
     "small_collectives": ["", "parallelism"],
     "slowdown": ["throttled", "clocks", "foreign_process", "cpu_contention", "io", "other", "unknown"],
-    hang.KIND: [*phases.NAMES, "tokenize", hang.INSIDE, hang.FINISHED, hang.STOPPED],
+    hang.KIND: [*phases.NAMES, "tokenize", standstill.INSIDE, standstill.FINISHED, standstill.STOPPED],
     crash.KIND: ["killed", "exception"],
     checkpoint.OVERDUE: ["overdue", "never"],
     utilization.LOW: ["batch_too_small", "memory_bound", "unknown"],

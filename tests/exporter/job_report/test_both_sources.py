@@ -89,7 +89,8 @@ class ScrapedJob(JudgedJob):
 @pytest.fixture
 def job(run_dir: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> ScrapedJob:
     job = ScrapedJob(run_dir, state_dir, time.time() - AGO - 1000.0)
-    job._settings = replace(job._settings, thresholds=change_thresholds(Thresholds(), {"stuck": 20.0}))
+    thresholds = change_thresholds(Thresholds(), {"stuck": 20.0, "stuck_floor": 10.0})
+    job._settings = replace(job._settings, thresholds=thresholds)
     job.start_exporter()
     clock = SimpleNamespace(time=lambda: job.at + job.booted, monotonic=lambda: job.at, thread_time=lambda: 0.0)
     monkeypatch.setattr(look, "time", clock)

@@ -276,7 +276,8 @@ STUCK = 40
 @pytest.fixture
 def soon_found(job: JudgedJob) -> JudgedJob:
     """Return a job whose hangs are found after 20 s."""
-    job._settings = replace(job._settings, thresholds=change_thresholds(Thresholds(), {"stuck": 20.0}))
+    thresholds = change_thresholds(Thresholds(), {"stuck": 20.0, "stuck_floor": 10.0})
+    job._settings = replace(job._settings, thresholds=thresholds)
     job.start_exporter()
     return job
 

@@ -20,7 +20,7 @@ def found(*changes: Change, adjust: Adjust = lambda one: one, past: Past | None 
     """Return the candidates for two ranks over 20 s, by kind."""
     training = Training(2, adjust=adjust)
     one = window(training, *changes)
-    return {candidate.kind: candidate for detector in STATES for candidate in detector.detect(one, past or Past(1.0))}
+    return {candidate.kind: candidate for detector in STATES for candidate in detector.detect(one, past or Past())}
 
 
 def test_a_healthy_run_is_in_none_of_these_states() -> None:
@@ -42,7 +42,7 @@ def test_a_start_up_is_slow_after_ten_minutes_without_a_step() -> None:
 
 @pytest.mark.parametrize(("ratio", "is_slow"), [(0.051, True), (0.05, False), (0.0, False)])
 def test_checkpoints_are_slow_above_a_ratio_of_the_time(ratio, is_slow) -> None:
-    assert ("slow_checkpoint" in found(past=Past(1.0, checkpoint_ratio=ratio))) == is_slow
+    assert ("slow_checkpoint" in found(past=Past(checkpoint_ratio=ratio))) == is_slow
 
 
 @pytest.mark.parametrize(("every", "is_slow"), [(25, True), (1000, False)], ids=["each minute", "each half hour"])
