@@ -9,7 +9,8 @@ from math import inf
 from typing import Any
 
 from rankscope.record.layout import PHASES, STEP_BOUNDS
-from rankscope.record.sampling import next_sampled
+from rankscope.record.phases import COMPUTING
+from rankscope.record.sampling import is_sampled, next_sampled
 from rankscope.record.snapshot import Step
 from rankscope_exporter.diagnosis.detectors import KINDS
 from rankscope_exporter.diagnosis.detectors.loss import Window
@@ -78,23 +79,30 @@ class _Rank:
     checkpoints: float = 0.0
     last_checkpoint: float | None = None
 
-    def finish(self, began: float) -> None:
+    def finish(self, began: float, *, is_measured: bool = True) -> None:
         for phase, seconds in self.work.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-            self.device[phase] = self.device.get(phase, 0.0) + seconds
+            if is_measured:
+                self.device[phase] = self.device.get(phase, 0.0) + seconds
         self.buckets[bisect_left(STEP_BOUNDS, sum(self.work.values()))] += 1.0
         if "checkpoint" in self.work:
             self.checkpoints, self.last_checkpoint = self.checkpoints + 1.0, began
 
 
 class Training:
-    """Ranks that make steps and wait for each other in a collective at the end of each."""
+    """Ranks that make steps and wait for each other in a collective at the end of each.
+
+    On the device's clock, one step of each block of 2**level steps is measured, and the host reads a value in each
+    `ahead`-th step: it issues the others at once and waits.
+    """
 
     def __init__(
         self,
         ranks: int = 4,
         *,
         clock: str = HOST,
+        level: int = 0,
+        ahead: int = 1,
         transfer: float = 0.01,
         startup: float = 5.0,
         adjust: Adjust = lambda reading: reading,
@@ -103,12 +111,13 @@ class Training:
         self.adjust = adjust
         """A function that may change each reading."""
         self._clock, self._transfer, self._startup, self._size = clock, transfer, startup, ranks
+        self._sampling_level, self._ahead = level, ahead
         self.restart()
 
     def restart(self) -> None:
         """End all processes and start new ones."""
         self._began = self._step_began = self.now
-        self._steps, self._length = 0, self._startup
+        self._steps, self._length, self._measured_steps = 0, self._startup, 0
         self._ranks = [_Rank(number, {"startup": self._startup}) for number in range(self._size)]
 
     def train(self, seconds: float, *changes: Change) -> Iterator[tuple[float, Readings]]:
@@ -134,9 +143,11 @@ class Training:
 
     def _finish_step(self) -> None:
         self._steps += 1
+        is_measured = self._clock == HOST or is_sampled(self._steps, self._sampling_level)
+        self._measured_steps += is_measured
         for rank in self._ranks:
-            rank.finish(self._step_began)
-        if self._size > 1:
+            rank.finish(self._step_began, is_measured=is_measured)
+        if self._size > 1 and is_measured:
             phases = [tuple(rank.work.get(phase, 0.0) for phase in PHASES) for rank in self._ranks]
             steps = [Step(self._steps, self._step_began, self._length, one) for one in phases]
             account([rank.alignment for rank in self._ranks], steps)
@@ -149,7 +160,8 @@ class Training:
                 break
             since += long
         if self._clock == DEVICE:  # the host runs ahead, and waits for the device
-            seconds["device_wait"] = seconds.pop(WAIT, 0.0)
+            waits = (WAIT,) if self._ahead == 1 else (WAIT, *COMPUTING)
+            seconds["device_wait"] = sum(seconds.pop(phase, 0.0) for phase in waits)
         is_waiting = phase == WAIT
         group = f"0-{self._size - 1}"
         return RankReading(
@@ -167,9 +179,9 @@ class Training:
     def _counters(self, rank: _Rank, seconds: Work) -> Counters:
         steps, totals, is_device = float(self._steps), rank.alignment.unplanned, self._clock == DEVICE
         return Counters(
-            steps=steps,
+            steps=steps - steps % self._ahead + self._ahead - 1.0,
             phases=seconds,
-            device_steps=steps if is_device else 0.0,
+            device_steps=float(self._measured_steps) if is_device else 0.0,
             device_phases=dict(rank.device) if is_device else {},
             step_buckets=tuple(rank.buckets),
             aligned=AlignedCounters(

@@ -53,8 +53,8 @@ class RankFacts:
     @cached_property
     def device_scale(self) -> float:
         """The ratio of the window for each second measured on the device. 0 if the group is measured on the host."""
-        measured = sum(_unplanned(self.spent.device_phases).values())
-        return sum(_unplanned(self.host_ratios).values()) / measured if self.clock == DEVICE and measured else 0.0
+        measured = sum(unplanned(self.spent.device_phases).values())
+        return sum(unplanned(self.host_ratios).values()) / measured if self.clock == DEVICE and measured else 0.0
 
     @cached_property
     def ratios(self) -> Mapping[str, float]:
@@ -62,15 +62,15 @@ class RankFacts:
         if not self.device_scale:
             return self.host_ratios
         planned = {phase: ratio for phase, ratio in self.host_ratios.items() if phase in phases.PLANNED}
-        measured = _unplanned(self.spent.device_phases)
+        measured = unplanned(self.spent.device_phases)
         return planned | {phase: seconds * self.device_scale for phase, seconds in measured.items()}
 
     @cached_property
     def step_ratios(self) -> Mapping[str, float]:
         """Time by phase in steps without a planned phase; in the compared steps, if there are any."""
-        unplanned = _unplanned(self.ratios)
-        total = sum(unplanned.values())
-        of_all = {phase: ratio / total for phase, ratio in unplanned.items()} if total else {}
+        ratios = unplanned(self.ratios)
+        total = sum(ratios.values())
+        of_all = {phase: ratio / total for phase, ratio in ratios.items()} if total else {}
         aligned = self.spent.aligned
         if aligned.seconds <= 0.0:
             return of_all
@@ -153,6 +153,19 @@ class RunFacts:
     def steps(self) -> float:
         """The number of steps in the window, with skipped ones: the largest of any rank."""
         return max((one.spent.iterations for one in self.ranks), default=0.0)
+
+    @cached_property
+    def device_steps(self) -> float:
+        """The number of steps on the device, at most `steps`, or if there are none: the host may issue them in bursts.
+
+        Where steps were compared on the device, they show the others' length.
+        """
+        aligned = [one.spent.aligned for one in self.ranks if one.clock == DEVICE and one.spent.aligned.steps]
+        if not aligned or len(aligned) < len(self.ranks):
+            return self.steps
+        seconds = min(sum(unplanned(one.spent.phases).values()) for one in self.ranks)
+        steps = seconds / fmean(one.seconds / one.steps for one in aligned)
+        return min(steps, self.steps) if self.steps else steps
 
     @property
     def steps_rate(self) -> float:
@@ -240,5 +253,6 @@ def _is_comparable(members: Sequence[RankFacts]) -> bool:
     return all(one.spent.steps > 0 and not one.planned_ratio for one in members)
 
 
-def _unplanned(seconds: Mapping[str, float]) -> Mapping[str, float]:
+def unplanned(seconds: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the time by phase without planned phases."""
     return {phase: value for phase, value in seconds.items() if phase not in phases.PLANNED}

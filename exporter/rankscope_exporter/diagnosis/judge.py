@@ -16,6 +16,7 @@ from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
 from rankscope_exporter.diagnosis.history import History, finite
+from rankscope_exporter.diagnosis.measured_steps import MeasuredSteps
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json, findings_to_json
 from rankscope_exporter.diagnosis.priority import explanation
@@ -70,7 +71,8 @@ class Verdict:
     new_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
     """GPU seconds by cause since the last verdict; `none` is useful work."""
     undecided_seconds: float = 0.0
-    """The last seconds of each rank that `new_gpu_seconds` leaves for later, because the run may hang."""
+    """The last seconds of each rank that `new_gpu_seconds` leaves for later, because the run may hang, or because no
+    measured step explains them yet."""
 
 
 class RunJudge:
@@ -86,6 +88,7 @@ class RunJudge:
         """The readings at the ends of parts, the newest last."""
         self._last: Readings = {}
         self._accounted: tuple[float, Readings] | None = None
+        self._measured = MeasuredSteps()
         self._moving: tuple[float, Readings] = -inf, {}
         """The readings of the last progress of any rank."""
         self._is_ready = False
@@ -110,6 +113,7 @@ class RunJudge:
     def update(self, at: float, readings: Readings) -> Verdict:
         """Add the readings of one moment and return the verdict."""
         self._moment_bytes = sum(map(reading_bytes, readings.values()))
+        self._measured.observe(self._last, readings)
         self._reset_if_ranks_changed(readings)
         living = [one for one in readings.values() if one.ended is None]
         self.history.observe(at, living, [one for one in readings.values() if one.ended])
@@ -119,13 +123,13 @@ class RunJudge:
         if not self._readings:
             self._readings.append((at, readings))
         verdict.new_gpu_seconds = self._account(at, readings)
-        verdict.undecided_seconds = at - self._accounted[0] if self._accounted else 0.0
+        verdict.undecided_seconds = self._measured.undecided + (at - self._accounted[0] if self._accounted else 0.0)
         if _progress(readings) > _progress(self._moving[1]):
             self._moving = at, readings
         if living and self._is_part_complete(at, readings):
             self._end_part(at, readings)
         window = self._recent(readings)
-        verdict.facts, verdict.lost = window.run, window.lost
+        verdict.facts, verdict.lost = window.run, self._losses_of(window, self._measured.show(window.run))
         past = self.history.past(at)
         states = [candidate for one in STATES for candidate in one.detect(window, past)]
         was_hung = self._states.is_hung
@@ -156,7 +160,7 @@ class RunJudge:
             if _has_changed(last.get(number), now) or (now.began >= restored_at and not now.ended)
         }
         if changed and all(one.ended or number in changed for number, one in readings.items()):
-            self._accounted = None
+            self._accounted, self._measured = None, MeasuredSteps()
             self.history.speed.forget()
             if any(one.began >= restored_at for one in changed.values()):
                 self._states = StateFindings()
@@ -202,11 +206,20 @@ class RunJudge:
             if at <= begin:
                 return {}
             window = self._window(before, readings)
-        idle = window.lost.get("idle", 0.0)
-        gpus = len(window.run.ranks) / (1.0 - idle) if idle < 1.0 else 0.0
-        seconds = gpus * min(at - begin, window.run.seconds)  # less after a restart of the run
+        if "stall" not in window.lost and self._measured.is_awaited(window.run):
+            return {}
+        left = self._measured.undecided
+        run = window.run if "stall" in window.lost else self._measured.account(window.run)
+        losses = self._losses_of(window, run)
+        idle = losses.get("idle", 0.0)
+        gpus = len(run.ranks) / (1.0 - idle) if idle < 1.0 else 0.0
+        seconds = gpus * min(at - begin + left, run.seconds)  # less after a restart of the run
         self._accounted = at, readings
-        return {cause: ratio * seconds for cause, ratio in window.lost.items()}
+        return {cause: ratio * seconds for cause, ratio in losses.items()}
+
+    def _losses_of(self, window: Window, run: RunFacts) -> Mapping[str, float]:
+        """Return the losses of a window's time, if `run` is what is known of all its steps."""
+        return window.lost if run is window.run else lost.lost(run, self._thresholds, is_stuck="stall" in window.lost)
 
     def _may_hang(self, run: RunFacts) -> bool:
         """Return whether a run that makes no progress may turn out to hang soon."""
@@ -223,18 +236,19 @@ class RunJudge:
             then = before.get(number)
             if now.ended or then is None or then.began != now.began:
                 continue
-            if now.counters.iterations <= then.counters.iterations:
+            is_compared = now.counters.aligned.steps > then.counters.aligned.steps
+            if now.counters.iterations <= then.counters.iterations and not is_compared:  # the host may run ahead
                 return False
-            if now.counters.aligned.steps > then.counters.aligned.steps or now.counters.steps == then.counters.steps:
+            if is_compared or now.counters.steps == then.counters.steps:
                 has_compared = True  # skipped steps are not compared
-        is_compared = any(one.counters.aligned.steps for one in readings.values())
-        return has_compared or not is_compared or at - begin > MAX_SECONDS_WITHOUT_ALIGNED
+        is_any_compared = any(one.counters.aligned.steps for one in readings.values())
+        return has_compared or not is_any_compared or at - begin > MAX_SECONDS_WITHOUT_ALIGNED
 
     def _end_part(self, at: float, readings: Readings) -> None:
         begin, before = self._readings[-1]
         self._remember(at, readings)
         part = self._window(before, readings)
-        if part.run.ranks and part.run.steps:
+        if part.run.ranks and part.run.device_steps:
             self._losses.add(at, at - begin, part)
             known: dict[int, Window] = {}
 

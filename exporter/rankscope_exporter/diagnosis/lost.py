@@ -8,7 +8,7 @@ from math import inf, isfinite
 from statistics import fmean, median
 
 from rankscope.record import phases
-from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
+from rankscope_exporter.diagnosis.facts import HOST, WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 DATA = ("data", "data_cpu", "data_io")
@@ -18,6 +18,8 @@ _WITHOUT_KERNELS = ("data_wait", "h2d_copy", "startup")
 _POWER_CAP = "sw_power_cap"
 _NAMES = {"h2d_copy": "copies"}
 """Causes by phase, where their names differ."""
+_ON_HOST = {"device_wait": "unknown"}
+"""On the host's clock also these: nothing shows what the device does while the host waits for it."""
 
 
 def by_cause(seconds: Mapping[str, float], stalled: float = 0.0) -> Mapping[str, float]:
@@ -30,7 +32,7 @@ def by_cause(seconds: Mapping[str, float], stalled: float = 0.0) -> Mapping[str,
     stall = min(stalled / whole, 1.0) if whole > 0.0 else 0.0
     if stall:
         causes["stall"] = stall * whole
-    names = {**dict.fromkeys(phases.COMPUTING, "none"), "data_wait": "data", **_NAMES}
+    names = {**dict.fromkeys(phases.COMPUTING, "none"), "data_wait": "data", **_NAMES, **_ON_HOST}
     for phase, spent in seconds.items():
         if spent > 0.0:
             causes[names.get(phase, phase)] += spent * (1.0 - stall)
@@ -54,7 +56,7 @@ def lost(run: RunFacts, thresholds: Thresholds, *, is_stuck: bool = False) -> Ma
     for one in run.ranks:
         total = sum(one.ratios.values()) or 1.0
         for phase, ratio in one.ratios.items():
-            moving[phase] += ratio / total / allocated
+            moving[_ON_HOST.get(phase, phase) if one.clock == HOST else phase] += ratio / total / allocated
     planned = _waits_for_planned_phase(run)
     for_planned = min(sum(planned.values()) / allocated, moving[WAIT])
     parts |= _waiting(run, planned, moving[WAIT] - for_planned, allocated)

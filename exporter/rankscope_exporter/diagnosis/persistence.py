@@ -108,7 +108,8 @@ class LossFindings:
         for detector in LOSSES:
             if not (is_unmeasured and detector.is_on_device):
                 losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
-        useful, steps_rate = part.lost.get("none", 0.0), part.run.steps_rate
+        useful, steps = part.lost.get("none", 0.0), part.run.device_steps
+        steps_rate = steps / part.run.seconds
         of_run = {kind: loss for (kind, rank), loss in losses.items() if rank is None}
         if any(kind in LATE_RANKS for kind, _ in self._open):
             of_run.pop(rotating.KIND, None)
@@ -122,7 +123,7 @@ class LossFindings:
             for members in part.run.peers.values()
         ]
         compared = max((one.spent.aligned.seconds for one in part.run.ranks), default=0.0)
-        self._parts.add(at, seconds, part.run.steps, losses, rivals, compared or seconds)
+        self._parts.add(at, seconds, steps, losses, rivals, compared or seconds)
 
     def update(self, at: float, since: Since) -> None:
         """Open and close findings."""
