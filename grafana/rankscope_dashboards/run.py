@@ -23,7 +23,7 @@ from rankscope_dashboards.waiting import COLLECTIVES, LAG
 
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
 FINDING = f"run:rankscope_finding:ratio{{{RUN_ONLY}"
-NOT_USEFUL = ',cause!="none"'
+NOT_USEFUL = ',cause!~"none|unknown"'
 IN_TURN = '"rank", "(rotating)", "", ""'
 # One or several ranks, or a rotating straggler.
 LAGGING = prefer_exporter(

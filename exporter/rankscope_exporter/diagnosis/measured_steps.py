@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ KEPT = 1.0 - 1.0 / 64
 LEAD_SECONDS = 30.0
 """The longest time by which the host's steps are ahead of the device's."""
 AWAITED_SECONDS = 900.0
-"""Seconds of a rank after which a measured step is no longer awaited."""
+"""Seconds of a rank's steps, and of the diagnosis, after which a measured step is no longer awaited."""
 UNKNOWN_AFTER = 3600.0
 """Seconds after which time is unknown that no measured step explains."""
 LEAST = 1e-6
@@ -125,6 +126,8 @@ class MeasuredSteps:
 
     def __init__(self) -> None:
         self._ranks: dict[int, _Rank] = {}
+        self._began = inf
+        """The time of the first readings."""
         self._seconds = self._steps = 0.0
         """The time and the steps since all was accounted for."""
 
@@ -135,6 +138,8 @@ class MeasuredSteps:
 
     def observe(self, then: Mapping[int, RankReading], now: Mapping[int, RankReading]) -> None:
         """Add the steps that were measured between two readings of the ranks."""
+        self._began = min([self._began, *(one.at for one in now.values())])
+        self._ranks = {number: rank for number, rank in self._ranks.items() if number in now and not now[number].ended}
         planned = sum(one.counters.phases.get(phase, 0.0) for one in now.values() for phase in PLANNED)
         for number, reading in now.items():
             before = then.get(number)
@@ -152,7 +157,7 @@ class MeasuredSteps:
         return any(
             not self._is_known(one)
             and bool(one.now.counters.device_steps or one.now.counters.phases.get("device_wait"))
-            and sum(unplanned(one.now.counters.phases).values()) < AWAITED_SECONDS
+            and min(sum(unplanned(one.now.counters.phases).values()), one.now.at - self._began) < AWAITED_SECONDS
             for one in run.ranks
         )
 

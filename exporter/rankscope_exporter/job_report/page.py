@@ -103,7 +103,7 @@ def _parts(job: Job) -> Iterator[str]:
         if ratio < MIN_SHOWN and cause != "none":
             small += ratio
             continue
-        name = "useful compute" if cause == "none" else f"lost: {cause}"
+        name = {"none": "useful compute", "unknown": "unknown"}.get(cause, f"lost: {cause}")
         yield _part(name, ratio, job, MEANINGS.get(cause, ""))
     if small:
         yield _part("lost: all others", small, job, "")
@@ -143,7 +143,7 @@ def _cost(job: Job, prices: Prices) -> Iterator[str]:
         yield f"  energy of the GPUs    {job.kwh:.3g} kWh{money}"
     if prices.gpu_hour is not None:
         total = job.gpu_seconds / 3600 * prices.gpu_hour
-        lost = total * (1.0 - job.ratios.get("none", 0.0))
+        lost = total * (1.0 - sum(job.ratios.get(cause, 0.0) for cause in ("none", "unknown")))
         yield f"  GPU time              {total:.2f} at {prices.gpu_hour:g} per GPU-hour, {lost:.2f} of it lost"
 
 

@@ -42,6 +42,7 @@ SAVE_INTERVAL, MIN_SAVE_INTERVAL = 60.0, 10.0
 LOG_INTERVAL = 60.0
 CLOSE_TIMEOUT = 5.0
 """Seconds that the end of the exporter waits for an update."""
+NOT_LOST = ("none", "unknown")
 CAUSES = (
     "transfer",
     "bubble",
@@ -213,7 +214,8 @@ class DiagnosisService:
             if seconds is None:
                 before = self._lost_before.pop(run, {})
                 seconds = self._lost[run] = {**dict.fromkeys(CAUSES, 0.0), **before}
-            add_seconds(seconds, {cause: lost for cause, lost in verdict.new_gpu_seconds.items() if cause != "none"})
+            lost = {cause: one for cause, one in verdict.new_gpu_seconds.items() if cause not in NOT_LOST}
+            add_seconds(seconds, lost)
 
     def _resident(self, scan: Scan) -> Mapping[int, float]:
         """Return the resident bytes of each process, by pid."""

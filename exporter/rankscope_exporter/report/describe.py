@@ -50,7 +50,11 @@ def summary(run: RunReport) -> Iterator[str]:
     if run.useful_ratio is not None:
         window = "" if run.window_seconds is None else f" (last {duration(run.window_seconds)})"
         yield f"{percent(run.useful_ratio)} of the GPU time is useful{window}"
-    if lost := [f"{cause} {percent(ratio)}" for cause, ratio in run.lost.items() if ratio >= MIN_SHOWN]:
+    if (unknown := run.lost.get("unknown", 0.0)) >= MIN_SHOWN:
+        yield f"{percent(unknown)} unknown: the GPUs have not been measured yet"
+    if lost := [
+        f"{cause} {percent(ratio)}" for cause, ratio in run.lost.items() if ratio >= MIN_SHOWN and cause != "unknown"
+    ]:
         yield f"lost: {', '.join(lost[:CAUSES_SHOWN])}"
 
 

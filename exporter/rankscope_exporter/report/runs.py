@@ -19,6 +19,8 @@ from rankscope_exporter.report.findings import FindingReport, PendingReport, rep
 from rankscope_exporter.report.ranks import RankReport, report_rank, step_seconds
 
 ROUNDING = 1e-6
+MOST_UNKNOWN = 0.5
+"""Ratio of unknown GPU time above which useful time is not shown."""
 NOT_POLLED = "not_polled"
 REASONS: Mapping[str, str] = {
     "ranks_elsewhere": "not all of its ranks are on this node",
@@ -149,7 +151,8 @@ def _run(
 ) -> RunReport:
     living = [rank for rank in ranks if rank.snapshot.alive]
     lost = dict(verdict.lost) if verdict else {}
-    useful = lost.pop("none", 0.0 if lost else None)
+    is_known = bool(lost) and lost.get("unknown", 0.0) <= MOST_UNKNOWN
+    useful = lost.pop("none", 0.0)
     findings = verdict.findings if verdict else ()
     has_window = bool(facts and facts.ranks)
     return RunReport(
@@ -165,7 +168,7 @@ def _run(
         window_seconds=facts.seconds if facts and has_window else None,
         steps_per_second=facts.steps_rate if facts and has_window else None,
         step_seconds=step_seconds(living),
-        useful_ratio=useful,
+        useful_ratio=useful if is_known else None,
         lost=dict(sorted(((cause, ratio) for cause, ratio in lost.items() if ratio > ROUNDING), key=lambda it: -it[1])),
         findings=[report_finding(run, one, verdict.at, moment.unix) for one in findings] if verdict else [],
         pending=[report_pending(run, one) for one in verdict.pending] if verdict else [],

@@ -16,6 +16,7 @@ from testing.simulated_job import even, lagging
 from rankscope.record.quantities import duration
 from rankscope_exporter.diagnosis.findings import Candidate, Pending, Place
 from rankscope_exporter.job_report import saved
+from rankscope_exporter.ranks.collectors.findings import CAUSES, LOST_SECONDS, SPENT
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.as_json import as_json
@@ -33,6 +34,25 @@ def test_a_healthy_run_has_no_finding_and_its_numbers(run_dir: Path) -> None:
     assert run.useful_ratio == pytest.approx(8 / 9, rel=0.05)
     assert run.lost == {"transfer": pytest.approx(1 / 9, rel=0.1)}
     assert not any(rank.waits_least for rank in run.ranks)
+
+
+def test_time_that_only_the_gpu_knows_is_unknown_and_not_lost(run_dir: Path) -> None:
+    """The hosts wait for their GPUs, on which no step has been measured."""
+    job = JudgedJob(run_dir)
+    run = job.train(15, lambda _step, _rank: {"forward": 0.004, "device_wait": 0.05})
+    assert run.useful_ratio is None
+    assert run.lost["unknown"] > 0.8
+    assert "device_wait" not in run.lost
+    said = " ".join(describe.summary(run))
+    assert "unknown: the GPUs have not been measured yet" in said
+    assert "useful" not in said
+    values = job.findings._values(0.0)
+    by_cause = {labels[2]: value for labels, value in values[LOST_SECONDS].items()}
+    assert by_cause.keys() == {*CAUSES}
+    assert sum(by_cause.values()) == 0.0
+    spent = {labels[2]: value for labels, value in values[SPENT].items()}
+    assert sum(spent.values()) == pytest.approx(60.0, rel=0.1)
+    assert spent["unknown"] > 0.8 * 60.0
 
 
 def test_a_straggler_is_a_finding_with_its_sentence_and_advice(run_dir: Path) -> None:

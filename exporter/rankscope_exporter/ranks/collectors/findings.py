@@ -62,7 +62,7 @@ END = Declaration(
 LOST = Declaration(
     "gauge",
     "rankscope_run_lost_ratio",
-    "Ratio of the run's GPU time by cause; the ratios sum to 1, and `none` is useful work.",
+    "Ratio of the run's GPU time by cause; the ratios sum to 1. `none` is useful work, and `unknown` is not measured.",
     (*RUN_LABELS, "cause"),
 )
 LOST_SECONDS = Declaration(
@@ -75,8 +75,8 @@ SPENT = Declaration(
     "gauge",
     "rankscope_run_gpu_seconds",
     "GPU time of the run's ranks on this node since their start, by cause. The causes sum to the whole time; `none` is "
-    "useful work. For ten minutes after the run's end it is still shown. `rankscope report --url` reads the last "
-    "value; use rankscope_run_lost_gpu_seconds_total for rates.",
+    "useful work, and `unknown` is not measured. For ten minutes after the run's end it is still shown. `rankscope "
+    "report --url` reads the last value; use rankscope_run_lost_gpu_seconds_total for rates.",
     (*RUN_LABELS, "cause", "node"),
 )
 LAG = Declaration(
