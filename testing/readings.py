@@ -143,7 +143,7 @@ class Training:
 
     def _finish_step(self) -> None:
         self._steps += 1
-        is_measured = self._clock == HOST or is_sampled(self._steps, self._sampling_level)
+        is_measured = self._is_measured()
         self._measured_steps += is_measured
         for rank in self._ranks:
             rank.finish(self._step_began, is_measured=is_measured)
@@ -151,6 +151,10 @@ class Training:
             phases = [tuple(rank.work.get(phase, 0.0) for phase in PHASES) for rank in self._ranks]
             steps = [Step(self._steps, self._step_began, self._length, one) for one in phases]
             account([rank.alignment for rank in self._ranks], steps)
+
+    def _is_measured(self) -> bool:
+        """Return whether the step that has just ended was measured."""
+        return self._clock == HOST or is_sampled(self._steps, self._sampling_level)
 
     def _reading(self, rank: _Rank) -> RankReading:
         seconds, since, phase = dict(rank.seconds), self._step_began, ""
