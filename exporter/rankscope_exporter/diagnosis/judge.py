@@ -104,7 +104,7 @@ class RunJudge:
     def kept_bytes(self, *, is_growing: bool) -> int:
         """Return about how much memory the run takes; if it is growing, with all the readings that it will keep."""
         kept = READINGS_LIMIT if is_growing else len(self._readings)
-        return RUN_BYTES + self.history.kept_bytes() + kept * self._moment_bytes
+        return RUN_BYTES + self.history.kept_bytes() + self._measured.kept_bytes() + kept * self._moment_bytes
 
     def limit_readings(self, ratio: float) -> None:
         """Keep only this ratio of the readings that are otherwise kept."""
@@ -206,14 +206,15 @@ class RunJudge:
             if at <= begin:
                 return {}
             window = self._window(before, readings)
-        if "stall" not in window.lost and self._measured.is_awaited(window.run):
-            return {}
-        left = self._measured.undecided
-        run = window.run if "stall" in window.lost else self._measured.account(window.run)
+        run, spent, left = window.run, window.run.seconds, self._measured.undecided
+        if "stall" not in window.lost:
+            if self._measured.is_awaited(run):
+                return {}
+            run, spent = self._measured.account(run)
         losses = self._losses_of(window, run)
         idle = losses.get("idle", 0.0)
         gpus = len(run.ranks) / (1.0 - idle) if idle < 1.0 else 0.0
-        seconds = gpus * min(at - begin + left, run.seconds)  # less after a restart of the run
+        seconds = gpus * min(at - begin + left, spent)  # less after a restart of the run
         self._accounted = at, readings
         return {cause: ratio * seconds for cause, ratio in losses.items()}
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from rankscope.record.phases import PLANNED
 from rankscope_exporter.diagnosis.facts import DEVICE, WAIT, RankFacts, RunFacts, unplanned
-from rankscope_exporter.diagnosis.readings import Counters, RankReading, spent
+from rankscope_exporter.diagnosis.readings import NUMBER_BYTES, Counters, RankReading, spent
 
 USUAL, EXCESS, UNKNOWN = "usual", "excess", "unknown"
 RECENT, FEWEST = 16, 3
@@ -56,6 +56,10 @@ class _Steps:
 
     def __len__(self) -> int:
         return len(self._recent)
+
+    def kept_bytes(self) -> int:
+        """Return about how much memory it takes."""
+        return NUMBER_BYTES * sum(4 + len(parts) for _, _, parts in self._recent)
 
     def add(self, steps: float, seconds: float, parts: Parts) -> None:
         """Add the measured steps of one reading."""
@@ -143,7 +147,8 @@ class MeasuredSteps:
         planned = sum(one.counters.phases.get(phase, 0.0) for one in now.values() for phase in PLANNED)
         for number, reading in now.items():
             before = then.get(number)
-            if before is None or before.began != reading.began or not _has_new_steps(before.counters, reading.counters):
+            is_measured = reading.counters.device_steps > 0.0 and before is not None and before.began == reading.began
+            if before is None or not (is_measured and _has_new_steps(before.counters, reading.counters)):
                 continue
             rank = self._ranks.get(number)
             if rank is None or rank.began != reading.began:
@@ -151,6 +156,10 @@ class MeasuredSteps:
             if planned <= rank.planned:
                 _add(rank, spent(reading.counters, before.counters))
             rank.planned = planned
+
+    def kept_bytes(self) -> int:
+        """Return about how much memory it takes."""
+        return sum(one.measured.kept_bytes() + one.compared.kept_bytes() for one in self._ranks.values())
 
     def is_awaited(self, run: RunFacts) -> bool:
         """Return whether the devices are in use, and no usual step of theirs is known yet."""
@@ -161,13 +170,16 @@ class MeasuredSteps:
             for one in run.ranks
         )
 
-    def account(self, run: RunFacts) -> RunFacts:
-        """Return the facts of the next window, without the time that is left for later and with such time before it."""
+    def account(self, run: RunFacts) -> tuple[RunFacts, float]:
+        """Return the facts of the next window and the seconds of each rank that they account for.
+
+        These are without the time that is left for later, and with such time before the window.
+        """
         if not (known := self._known(run)):
-            return run
-        times = {}
+            return run, run.seconds
+        times, planned = {}, _longest_planned(run)
         for one in known:
-            rank, (excess, for_planned) = self._ranks[one.rank], self._excess(run, one)
+            rank, (excess, for_planned) = self._ranks[one.rank], self._excess(one, planned)
             before, rank.balance = rank.balance, max(rank.balance + excess, -LEAD_SECONDS)
             usual = _seconds(one) - for_planned + max(before, 0.0) - max(rank.balance, 0.0)
             times[one.rank] = _Time(usual, for_planned)
@@ -180,13 +192,15 @@ class MeasuredSteps:
             for rank, seconds in left.items():
                 self._ranks[rank].balance -= seconds
             self._seconds = self._steps = 0.0
-        return self._filled(run, times)
+        seconds = fmean(_planned(one) + sum(times[one.rank]) if one.rank in times else one.seconds for one in run.ranks)
+        return self._filled(run, times), seconds
 
     def show(self, run: RunFacts) -> RunFacts:
         """Return the facts of a window, with what is known of its steps that were not measured."""
         if not (known := self._known(run)):
             return run
-        excesses = {one.rank: self._excess(run, one) for one in known}
+        planned = _longest_planned(run)
+        excesses = {one.rank: self._excess(one, planned) for one in known}
         over = {rank: max(excess, 0.0) for rank, (excess, _) in excesses.items()}
         kind = self._kind(over, fmean(one.spent.iterations for one in known), fmean(map(_seconds, known)))
         if kind != EXCESS and all(one.spent.device_steps for one in known):
@@ -206,11 +220,13 @@ class MeasuredSteps:
         groups = [members for members in run.peers.values() if all(map(self._is_known, members))]
         return [one for members in groups for one in members if _seconds(one) > 0.0]
 
-    def _excess(self, run: RunFacts, one: RankFacts) -> tuple[float, float]:
-        """Return how much longer a rank's steps took than usual ones, and its wait for planned phases of others."""
+    def _excess(self, one: RankFacts, planned: float) -> tuple[float, float]:
+        """Return how much longer a rank's steps took than usual ones, and its wait for planned phases of others.
+
+        `planned` are the seconds of the rank that is in planned phases longest.
+        """
         excess = _seconds(one) - one.spent.iterations * self._ranks[one.rank].measured.usual()[0]
-        longest = max(other.planned_ratio * other.seconds for other in run.ranks)
-        for_planned = min(max(excess, 0.0), longest - one.planned_ratio * one.seconds)
+        for_planned = min(max(excess, 0.0), planned - _planned(one))
         return excess - for_planned, for_planned
 
     def _kind(self, over: Mapping[int, float], steps: float, seconds: float) -> str:
@@ -245,7 +261,7 @@ def _add(rank: _Rank, new: Counters) -> None:
 
 
 def _filled(one: RankFacts, rank: _Rank, time: _Time) -> RankFacts:
-    """Return the facts of a rank as if all its steps were measured, and the window had this time."""
+    """Return the facts of a rank as if all its steps were measured, and it had spent its time like this."""
     counted = one.spent
     parts = rank.measured.parts(time.usual, time.excess)
     device = {name: seconds for name, seconds in parts.items() if not name.startswith("dry ")}
@@ -257,10 +273,21 @@ def _filled(one: RankFacts, rank: _Rank, time: _Time) -> RankFacts:
         aligned = replace(aligned, wait_floor=waits["floor"], skew=waits["skew"])
     scale = max(sum(time) / _seconds(one), LEAST)
     host = {phase: seconds * (1.0 if phase in PLANNED else scale) for phase, seconds in counted.phases.items()}
+    whole = sum(host.values())
+    host = {phase: seconds * one.seconds / whole for phase, seconds in host.items()}  # rates are those of the window
     filled = replace(
         counted, phases=host, device_phases={**device, UNKNOWN: time.unknown}, device_dry=dry, aligned=aligned
     )
-    return replace(one, seconds=sum(host.values()), spent=filled, clock=DEVICE)
+    return replace(one, spent=filled, clock=DEVICE)
+
+
+def _longest_planned(run: RunFacts) -> float:
+    return max(map(_planned, run.ranks))
+
+
+def _planned(one: RankFacts) -> float:
+    """Return the rank's seconds in planned phases."""
+    return sum(one.spent.phases.get(phase, 0.0) for phase in PLANNED)
 
 
 def _seconds(one: RankFacts) -> float:
