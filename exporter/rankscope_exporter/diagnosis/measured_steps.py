@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from rankscope.record.phases import PLANNED
 from rankscope_exporter.diagnosis.facts import DEVICE, WAIT, RankFacts, RunFacts, unplanned
-from rankscope_exporter.diagnosis.readings import NUMBER_BYTES, Counters, RankReading, spent
+from rankscope_exporter.diagnosis.readings import NUMBER_BYTES, Counters, RankReading
 
 USUAL, EXCESS, UNKNOWN = "usual", "excess", "unknown"
 RECENT, FEWEST = 16, 3
@@ -50,7 +50,9 @@ class _Steps:
     def __init__(self) -> None:
         self._recent: deque[tuple[float, float, Parts]] = deque(maxlen=RECENT)
         """Steps, seconds and parts, by reading."""
-        self._usual: tuple[float, Parts] | None = None
+        self._usual: Sequence[tuple[float, float, Parts]] = ()
+        self.length = 0.0
+        """The seconds of a usual step."""
         self._excess = self._squares = 0.0
         self._of_excess: Parts = {}
 
@@ -64,23 +66,18 @@ class _Steps:
     def add(self, steps: float, seconds: float, parts: Parts) -> None:
         """Add the measured steps of one reading."""
         self._recent.append((steps, seconds, parts))
-        self._usual = None
-        if seconds > LONG * self._middle() * steps:
-            length, usual = self.usual()
-            excess = seconds - steps * length
+        limit = LONG * median(seconds / steps for steps, seconds, _ in self._recent)
+        self._usual = [one for one in self._recent if one[1] <= limit * one[0]]
+        self.length = sum(seconds for _, seconds, _ in self._usual) / sum(steps for steps, _, _ in self._usual)
+        if seconds > limit * steps:
+            excess = seconds - steps * self.length
             self._excess = KEPT * self._excess + excess
             self._squares = KEPT * self._squares + excess**2
-            self._of_excess = _sum([(KEPT, self._of_excess), (1.0, parts), (-steps, usual)])
+            self._of_excess = _sum([(KEPT, self._of_excess), (1.0, parts), (-steps, self._usual_parts())])
 
-    def usual(self) -> tuple[float, Parts]:
-        """Return the length and the parts of a usual step, in seconds."""
-        if self._usual is None:
-            limit = LONG * self._middle()
-            kept = [one for one in self._recent if one[1] <= limit * one[0]]
-            number = sum(steps for steps, _, _ in kept)
-            parts = _sum((1.0 / number, parts) for _, _, parts in kept)
-            self._usual = sum(seconds for _, seconds, _ in kept) / number, parts
-        return self._usual
+    def _usual_parts(self) -> Parts:
+        number = sum(steps for steps, _, _ in self._usual)
+        return _sum((1.0 / number, parts) for _, _, parts in self._usual)
 
     @property
     def long(self) -> float:
@@ -89,13 +86,9 @@ class _Steps:
 
     def parts(self, usual: float, excess: float) -> Parts:
         """Return what so many seconds of usual steps, and of the excess of long ones, consist of."""
-        length, of_usual = self.usual()
         scale = excess / self._excess if self._excess else 0.0
-        found = _sum([(usual / length, of_usual), (scale, self._of_excess)])
+        found = _sum([(usual / self.length, self._usual_parts()), (scale, self._of_excess)])
         return {name: max(seconds, 0.0) for name, seconds in found.items()}
-
-    def _middle(self) -> float:
-        return median(seconds / steps for steps, seconds, _ in self._recent)
 
 
 @dataclass
@@ -154,7 +147,7 @@ class MeasuredSteps:
             if rank is None or rank.began != reading.began:
                 rank = self._ranks[number] = _Rank(reading.began)
             if planned <= rank.planned:
-                _add(rank, spent(reading.counters, before.counters))
+                _add(rank, before.counters, reading.counters)
             rank.planned = planned
 
     def kept_bytes(self) -> int:
@@ -189,8 +182,8 @@ class MeasuredSteps:
         kind = self._kind(left, self._steps, self._seconds)
         if kind != UNKNOWN or self._seconds > UNKNOWN_AFTER:
             times = {rank: time.plus(left[rank], kind) for rank, time in times.items()}
-            for rank, seconds in left.items():
-                self._ranks[rank].balance -= seconds
+            for number, over in left.items():
+                self._ranks[number].balance -= over
             self._seconds = self._steps = 0.0
         seconds = fmean(_planned(one) + sum(times[one.rank]) if one.rank in times else one.seconds for one in run.ranks)
         return self._filled(run, times), seconds
@@ -225,7 +218,7 @@ class MeasuredSteps:
 
         `planned` are the seconds of the rank that is in planned phases longest.
         """
-        excess = _seconds(one) - one.spent.iterations * self._ranks[one.rank].measured.usual()[0]
+        excess = _seconds(one) - one.spent.iterations * self._ranks[one.rank].measured.length
         for_planned = min(max(excess, 0.0), planned - _planned(one))
         return excess - for_planned, for_planned
 
@@ -237,7 +230,7 @@ class MeasuredSteps:
         excess, ranks = fmean(over.values()), [self._ranks[rank].measured for rank in over]
         if 0.0 < excess <= fmean(rank.long for rank in ranks) * max(steps, 1.0):
             return EXCESS
-        edge = EDGE * fmean(rank.usual()[0] for rank in ranks)
+        edge = EDGE * fmean(rank.length for rank in ranks)
         return USUAL if excess <= max(SMALL * seconds, edge) else UNKNOWN
 
     def _filled(self, run: RunFacts, times: Mapping[int, _Time]) -> RunFacts:
@@ -250,14 +243,16 @@ def _has_new_steps(then: Counters, now: Counters) -> bool:
     return now.device_steps > then.device_steps or now.aligned.steps > then.aligned.steps
 
 
-def _add(rank: _Rank, new: Counters) -> None:
-    measured, aligned = unplanned(new.device_phases), new.aligned
-    if new.device_steps and (seconds := sum(measured.values())) > 0.0:
-        dry = {f"dry {phase}": one for phase, one in new.device_dry.items()}
-        rank.measured.add(new.device_steps, seconds, {**measured, **dry})
-    if aligned.steps and aligned.seconds > 0.0:
-        waits = {"floor": aligned.wait_floor, "skew": aligned.skew}
-        rank.compared.add(aligned.steps, aligned.seconds, waits)
+def _add(rank: _Rank, then: Counters, now: Counters) -> None:
+    phases = _sum([(1.0, unplanned(now.device_phases)), (-1.0, unplanned(then.device_phases))])
+    steps, seconds = now.device_steps - then.device_steps, sum(phases.values())
+    if steps > 0.0 and seconds > 0.0:
+        dry = _sum([(1.0, now.device_dry), (-1.0, then.device_dry)])
+        rank.measured.add(steps, seconds, phases | {f"dry {phase}": one for phase, one in dry.items()})
+    steps, seconds = now.aligned.steps - then.aligned.steps, now.aligned.seconds - then.aligned.seconds
+    if steps > 0.0 and seconds > 0.0:
+        floor, skew = now.aligned.wait_floor - then.aligned.wait_floor, now.aligned.skew - then.aligned.skew
+        rank.compared.add(steps, seconds, {"floor": floor, "skew": skew})
 
 
 def _filled(one: RankFacts, rank: _Rank, time: _Time) -> RankFacts:
