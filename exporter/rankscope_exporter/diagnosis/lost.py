@@ -8,7 +8,7 @@ from math import inf, isfinite
 from statistics import fmean, median
 
 from rankscope.record import phases
-from rankscope_exporter.diagnosis.facts import HOST, WAIT, RankFacts, RunFacts
+from rankscope_exporter.diagnosis.facts import HOST, WAIT, RankFacts, RunFacts, unplanned
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 DATA = ("data", "data_cpu", "data_io")
@@ -111,8 +111,11 @@ def _floor(run: RunFacts, planned: Mapping[int, float]) -> float:
         own = {one.rank: one.ratios.get(WAIT, 0.0) - planned[one.rank] for one in members}
         for one in members:
             aligned = one.spent.aligned
-            waits = aligned.wait_floor + aligned.skew
-            waited += own[one.rank] * aligned.wait_floor / waits if waits > 0.0 else min(own.values())
+            if aligned.seconds > 0.0:  # the wait in a step that is not over yet may be for a late rank
+                in_steps = sum(unplanned(one.ratios).values()) / aligned.seconds
+                waited += min(aligned.wait_floor * in_steps, own[one.rank])
+            else:
+                waited += min(own.values())
     return waited
 
 

@@ -265,7 +265,7 @@ def _filled(one: RankFacts, rank: _Rank, time: _Time) -> RankFacts:
     aligned = counted.aligned
     if len(rank.compared):
         waits = rank.compared.parts(time.usual, time.excess)
-        aligned = replace(aligned, wait_floor=waits["floor"], skew=waits["skew"])
+        aligned = replace(aligned, seconds=time.usual + time.excess, wait_floor=waits["floor"], skew=waits["skew"])
     scale = max(sum(time) / _seconds(one), LEAST)
     host = {phase: seconds * (1.0 if phase in PLANNED else scale) for phase, seconds in counted.phases.items()}
     whole = sum(host.values())
