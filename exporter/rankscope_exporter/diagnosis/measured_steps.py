@@ -1,4 +1,4 @@
-"""What the steps that are measured on the device say about all steps of a run, for its account of GPU time.
+"""Extrapolation of the steps that are measured on the device to all steps of a run, for its account of GPU time.
 
 Which steps are measured is decided by their numbers, so long steps are measured no more often than short ones, and a
 window of seconds may consist of one long step that is not. The host knows the number and the sum of all steps. So
