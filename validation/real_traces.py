@@ -179,7 +179,8 @@ class JudgedRun:
         for finding in self._judge.update(self.at, readings).findings:
             candidate = finding.candidate
             self.most = max(self.most, candidate.ratio)
-            place = candidate.place.rank if candidate.place.rank is not None else candidate.evidence.get("stage")
+            ranks = candidate.place.ranks if candidate.place.rank is None else candidate.place.rank
+            place = ranks if ranks != () else candidate.evidence.get("stage")
             self.found.setdefault((candidate.kind, place), sentence(self._judge.run, candidate))
 
 
@@ -238,7 +239,8 @@ def batch_times(directory: Path) -> Iterator[Result]:
         every = min(later - earlier for earlier, later in pairwise(sorted(times)))
         samples = [times[number] for number in sorted(times) if len(times[number]) == WORKERS]
         found = synchronous(times for times in samples for _ in range(every)).found
-        named = {rank for kind, rank in found if kind == "straggler"}
+        late = [(ranks,) if isinstance(ranks, int) else ranks for kind, ranks in found if kind == "straggler"]
+        named = {rank for ranks in late for rank in ranks}
         slow = slow_workers(samples)
         both = len(named & slow)
         text = f"{both} of {len(named)} named are slow, {both} of {len(slow)} slow are named"

@@ -137,7 +137,7 @@ def play(scene: Scene) -> Line:
     onsets = _healthy(scene.ranks, scene.clock).training.now, trial.training.now
     _inject(trial, second, rank, SECOND_HANG_LASTS if first == HANG else HANG_LASTS)
     last = trial.train(OBSERVED, jitter)
-    found = {(one.kind, one.candidate.place.rank, one.opened): one for one in _findings(trial)}
+    found = {(one.kind, one.candidate.place.rank_label, one.opened): one for one in _findings(trial)}
     problems = list(_problems(scene, onsets, [*found.values()]))
     problems += [f"{_words(one)} is open 60 s after the end" for one in last.findings]
     return {**scene._asdict(), "found": [*map(_words, found.values())], "wrong": problems}
@@ -165,7 +165,7 @@ def _label(cause: str) -> tuple[str, str]:
 
 
 def _words(one: Finding) -> str:
-    return f"{one.kind} {one.candidate.cause} rank {one.candidate.place.rank}"
+    return f"{one.kind} {one.candidate.cause} rank {one.candidate.place.rank_label}"
 
 
 def play_all(at_once: int | None) -> Iterator[Line]:

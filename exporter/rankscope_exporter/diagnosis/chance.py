@@ -43,12 +43,12 @@ def of_one_place(number: float, places: float = ALTERNATIVES) -> float:
     return min(math.pow(places, 1.0 - number), 1.0)
 
 
-def of_most(own: int, all_events: int, ranks: int) -> float:
-    """Return a bound of the probability that any of the ranks has so many of all events (Chernoff)."""
-    share, by_chance = own / all_events if all_events else 0.0, 1.0 / ranks
+def of_most(own: int, all_events: int, late: int, ranks: int) -> float:
+    """Return a bound of the probability that any set of so many late ranks has so many of all events (Chernoff)."""
+    share, by_chance = own / all_events if all_events else 0.0, late / ranks
     if share <= by_chance:
         return 1.0
     entropy = share * math.log(share / by_chance)
     if share < 1.0:
         entropy += (1.0 - share) * math.log((1.0 - share) / (1.0 - by_chance))
-    return min(ranks * math.exp(-all_events * entropy), 1.0)
+    return min(math.comb(ranks, late) * math.exp(-all_events * entropy), 1.0)

@@ -1,7 +1,7 @@
 """Facts: what the ranks of a run did over a window, and how they compare.
 
-In synchronous training all ranks have the same step time. The straggler is the rank that waits least in collectives,
-since the others wait for it. Its lag is the median wait of its group less its own wait, as a ratio of the step.
+In synchronous training all ranks have the same step time. The late ranks are those that wait least in collectives,
+since the others wait for them. A rank's lag is the mean wait of those others less its own wait, as a ratio of the step.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, median
+from statistics import fmean
 
 from rankscope.record import phases
+from rankscope_exporter.diagnosis.late_set import late_sets
 from rankscope_exporter.diagnosis.readings import Counters, RankReading, Run, spent
 
 Peers = tuple[str, int | None]
@@ -33,7 +34,8 @@ class RankFacts:
     clock: str = HOST
     """The clock that measures its group: `device` if all ranks of the group have steps measured on it, else `host`."""
     lag: float | None = None
-    """The time that its peers would save if it were like them, as a ratio of the step. None without peers."""
+    """The time that the peers who are not late would save if it were like them, as a ratio of the step. None without
+    peers."""
 
     @property
     def rank(self) -> int:
@@ -118,6 +120,18 @@ class RunFacts:
     def peers_of(self, rank: int | None) -> Sequence[RankFacts]:
         """Return a living rank's peers, with itself. Raise StopIteration if there is no such rank."""
         return next(members for members in self.peers.values() if rank in {one.rank for one in members})
+
+    @cached_property
+    def skews(self) -> Mapping[int, float]:
+        """By compared rank: its wait for later ones of its peers, as a ratio of the step."""
+        skews: dict[int, float] = {}
+        for members in self.peers.values():
+            compared = [one for one in members if one.lag is not None]
+            least = min((one.wait for one in compared), default=0.0)
+            for one in compared:
+                aligned = one.spent.aligned
+                skews[one.rank] = aligned.skew / aligned.seconds if aligned.seconds > 0.0 else one.wait - least
+        return skews
 
     @cached_property
     def ranks_by_gpu(self) -> Mapping[str, int]:
@@ -238,10 +252,10 @@ def _compare_peers(members: Sequence[RankFacts]) -> Sequence[RankFacts]:
     members = [RankFacts(one.now, one.seconds, one.spent, clock) for one in members]
     if len(members) < 2 or not _is_comparable(members):
         return members
-    waits = [one.wait for one in members]
-    # The median of two values is their mean, which would halve the lag.
-    lags = [median(waits) - wait for wait in waits] if len(waits) > 2 else [waits[1] - waits[0], waits[0] - waits[1]]
-    return [RankFacts(one.now, one.seconds, one.spent, clock, lag) for one, lag in zip(members, lags, strict=True)]
+    waits = {one.rank: one.wait for one in members}
+    late = next(late_sets(waits, 0.0, 0.0), ())
+    others = fmean(wait for rank, wait in waits.items() if rank not in late)
+    return [RankFacts(one.now, one.seconds, one.spent, clock, others - one.wait) for one in members]
 
 
 def _is_comparable(members: Sequence[RankFacts]) -> bool:

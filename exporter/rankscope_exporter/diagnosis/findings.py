@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 EVIDENCE_LIMIT = 4
-ONE_PER_RUN = frozenset({"hang", "crash", "network"})
+ONE_PER_RUN = frozenset({"hang", "crash", "network", "rotating_straggler"})
 """Kinds of which a run has at most one finding, although they name a rank."""
+LAYOUT = {"cp": "context", "tp": "tensor", "ep": "expert"}
+"""The kinds of parallelism that may divide the work unevenly, and how their places are named."""
+LISTED = 8
+"""The most ranks that a label lists. Of more it has the number."""
 
 
 class Place(NamedTuple):
@@ -21,6 +25,22 @@ class Place(NamedTuple):
     uuid: str = ""
     port: str = ""
     """The node's network port."""
+    ranks: tuple[int, ...] = ()
+    """The ranks that are late together, in order. `rank` is empty if they are several."""
+    place: str = ""
+    """The place that has these ranks and no other, such as `node node-a`, `GPU 3` or `context 3`."""
+    also: str = ""
+    """Another place with the same ranks: the layout may put them on a piece of hardware."""
+
+    @property
+    def rank_label(self) -> str:
+        """Return the ranks as a label: `3`, `4-7`, `0,2,5` or `512 ranks`; empty for the whole run."""
+        if self.rank is not None:
+            return str(self.rank)
+        if len(self.ranks) > LISTED:
+            return f"{len(self.ranks)} ranks"
+        is_range = len(self.ranks) > 1 and self.ranks[-1] - self.ranks[0] == len(self.ranks) - 1
+        return f"{self.ranks[0]}-{self.ranks[-1]}" if is_range else ",".join(map(str, self.ranks))
 
 
 @dataclass(frozen=True)
@@ -42,9 +62,9 @@ class Candidate:
     """The reason why it is not a finding yet, as in `Pending.lacks`."""
 
     @property
-    def key(self) -> tuple[str, int | None]:
+    def key(self) -> tuple[str, int | tuple[int, ...] | None]:
         """Return the key that stays the same while the candidate lasts."""
-        return self.kind, None if self.kind in ONE_PER_RUN else self.place.rank
+        return self.kind, None if self.kind in ONE_PER_RUN else self.place.ranks or self.place.rank
 
 
 @dataclass(frozen=True)

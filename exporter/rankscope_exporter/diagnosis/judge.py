@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis import lost
-from rankscope_exporter.diagnosis.detectors import STATES, checkpoint, hang, rotating, straggler, utilization
+from rankscope_exporter.diagnosis.detectors import STATES, checkpoint, hang, late, utilization
 from rankscope_exporter.diagnosis.detectors.hang import is_interactive
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
@@ -95,6 +95,8 @@ class RunJudge:
         """True if the run was seen from its start, or for a whole span."""
         self._restored_at = inf
         """The time of a restored state until the first readings after it."""
+        self._windows: dict[int, Window] = {}
+        """By the identity of the readings at its begin: each window until now."""
         self._explained: dict[Key, float] = {}
         """By the key of an open finding: the last time that another finding explained it."""
         self._readings_limit = READINGS_LIMIT
@@ -113,6 +115,7 @@ class RunJudge:
     def update(self, at: float, readings: Readings) -> Verdict:
         """Add the readings of one moment and return the verdict."""
         self._moment_bytes = sum(map(reading_bytes, readings.values()))
+        self._windows.clear()
         self._measured.observe(self._last, readings)
         self._reset_if_ranks_changed(readings)
         living = [one for one in readings.values() if one.ended is None]
@@ -251,13 +254,7 @@ class RunJudge:
         part = self._window(before, readings)
         if part.run.ranks and part.run.device_steps:
             self._losses.add(at, at - begin, part)
-            known: dict[int, Window] = {}
-
-            def since(begins: float) -> Window:
-                then = self._readings_at(begins)
-                return known.get(id(then)) or known.setdefault(id(then), self._window(then, readings))
-
-            self._losses.update(at, since)
+            self._losses.update(at, lambda begins: self._since(begins, readings))
 
     def _remember(self, at: float, readings: Readings) -> None:
         self._readings.append((at, readings))
@@ -277,8 +274,12 @@ class RunJudge:
     def _recent(self, readings: Readings) -> Window:
         """Return the window of the shortest span, or of all readings if they cover less."""
         span = self._losses.shortest
-        begins = span.begins if span else self._readings[0][0]
-        return self._window(self._readings_at(begins), readings)
+        return self._since(span.begins if span else self._readings[0][0], readings)
+
+    def _since(self, begins: float, readings: Readings) -> Window:
+        """Return the window from that time until now."""
+        then = self._readings_at(begins)
+        return self._windows.get(id(then)) or self._windows.setdefault(id(then), self._window(then, readings))
 
     def _readings_at(self, moment: float) -> Readings:
         """Return the last readings at or before that time, or else the first ones."""
@@ -290,8 +291,7 @@ class RunJudge:
         return found
 
     def _decide(self, verdict: Verdict, window: Window, states: Sequence[Candidate]) -> None:
-        usual = self._losses.open.get((rotating.USUAL, None))
-        found = [one for one in (*self._losses.open.values(), *self._states.open.values()) if one is not usual]
+        found = [*self._losses.open.values(), *self._states.open.values()]
         candidates = [finding.candidate for finding in found]
         keys = {candidate.key for candidate in candidates}
         self._explained = {key: last for key, last in self._explained.items() if key in keys}
@@ -304,9 +304,8 @@ class RunJudge:
                 verdict.findings.append(finding)
         verdict.pending += self._pending_states(verdict.at, window, states, candidates)
         verdict.pending += self._pending_stragglers(window, [*candidates, *stalled])
-        if usual and (rotating.KIND, None) not in keys:
-            late = replace(usual.candidate, kind=rotating.KIND)
-            verdict.pending.append(Pending(late, "explained" if explanation(late, candidates) else "usual"))
+        if usual := self._losses.usual:
+            verdict.pending.append(Pending(usual, "explained" if explanation(usual, candidates) else "usual"))
 
     def _stall(self, states: Sequence[Candidate]) -> Sequence[Candidate]:
         """Return the possible hang if it is longer than the run's steps: whether their losses go on is unknown."""
@@ -334,11 +333,10 @@ class RunJudge:
             yield Pending(Candidate(hang.KIND, 1.0, "other"), "interactive")
 
     def _pending_stragglers(self, window: Window, found: Sequence[Candidate]) -> Iterator[Pending]:
-        for one in window.run.ranks if window.run.steps else ():
-            is_known = (straggler.KIND, one.rank) in self._losses.open
-            if is_known or (one.lag or 0.0) <= self._thresholds.loss:
-                continue
-            if lagging := straggler.explain(window, one.rank):
+        sets = (ranks for kind, ranks in self._losses.open if kind == late.KIND and isinstance(ranks, tuple))
+        known = tuple(rank for ranks in sets for rank in ranks)
+        for ranks in late.sets(window.run, self._thresholds, known) if window.run.steps else ():
+            if lagging := late.explain(window, ranks):
                 lacks = "time" if self._losses.shortest else "steps"
                 yield Pending(lagging, "explained" if explanation(lagging, found) else lacks)
 

@@ -11,9 +11,13 @@ from itertools import accumulate, chain, pairwise, zip_longest
 from operator import mul
 
 from rankscope_exporter.diagnosis import chance
+from rankscope_exporter.diagnosis.late_set import Ranks
 
-Key = tuple[str, int | None]
-"""A detector's kind, and the rank if the loss belongs to one rank."""
+Key = tuple[str, int | Ranks | None]
+"""A detector's kind, and the ranks if the loss belongs to a set of ranks.
+
+A part has the wait of each rank for later ones, with the rank in its key. The loss of a set follows from the waits.
+"""
 
 RESOLUTIONS = (0.0, 8.0, 100.0)
 """The shortest length of a part in seconds; 0 for parts as they were measured."""
@@ -26,7 +30,13 @@ TURNS = 2
 """How often a rank and others may have been late in turn before it is steadily late. Ranks that are late at random are
 so for several steps at times."""
 BY_CHANCE = 2.0
-"""Standard errors by which the lag of one of two ranks exceeds the other's by chance, if they are late in turn."""
+"""Standard errors by which the lags of ranks differ by chance, if they are late in turn."""
+
+
+def concerns_only(key: Key, ranks: Collection[int]) -> bool:
+    """Return whether a loss is that of one or more ranks, all of them among these."""
+    named = key[1] if isinstance(key[1], tuple) else (key[1],)
+    return None not in named and set(named) <= set(ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +49,8 @@ class Part:
     values: array[float]
     compared: float
     """The seconds of its steps that were compared between ranks, or all of its seconds."""
-    last: tuple[int, ...] = ()
-    """The columns of the ranks that were last among those that they are compared with."""
+    last: Mapping[int, float]
+    """By column: the lag of the ranks that were last among those that they are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +65,37 @@ class Lasting:
     chance: float
 
 
+class Peers:
+    """The ranks that do the same work, and those of them that are known to be late."""
+
+    def __init__(self) -> None:
+        self.groups: Sequence[Ranks] = ()
+        self.late: Collection[int] = ()
+
+    def still_late(self, ranks: Ranks) -> Ranks:
+        """Return the ranks of a set that are still late: of a set that is not known to be late, all."""
+        return tuple(rank for rank in ranks if rank in self.late) or ranks
+
+    def of(self, ranks: Ranks) -> Ranks:
+        """Return the peers of a set, with its own ranks."""
+        return next((group for group in self.groups if ranks[0] in group), ())
+
+    def others(self, ranks: Ranks) -> Ranks:
+        """Return the peers of a set that are not late; all its peers if all are late."""
+        own = frozenset(ranks)
+        others = tuple(rank for rank in self.of(ranks) if rank not in own)
+        return tuple(rank for rank in others if rank not in self.late) or others
+
+
 class Span:
     """Consecutive parts, the newest first."""
 
-    def __init__(self, parts: Sequence[Part], columns: Mapping[Key, int], compared: Collection[str] = ()) -> None:
+    def __init__(
+        self, parts: Sequence[Part], columns: Mapping[Key, int], peers: Peers, compared: Collection[str] = ()
+    ) -> None:
         self._parts = parts
         self._columns = columns
+        self._peers = peers
         self._compared = compared
         self.begins = parts[-1].ends - parts[-1].seconds
         self.seconds = sum(part.seconds for part in parts)
@@ -72,10 +107,37 @@ class Span:
 
     def values(self, key: Key) -> list[float]:
         """Return the losses, the newest first; NaN where they are unknown."""
+        kind, ranks = key
+        if isinstance(ranks, tuple):
+            ranks = self._peers.still_late(ranks)
+            return self.lags(kind, ranks, self._peers.others(ranks))
         column = self._columns.get(key)
         if column is None:
             return [math.nan] * len(self._parts)
         return [part.values[column] if column < len(part.values) else math.nan for part in self._parts]
+
+    def lags(self, kind: str, ranks: Ranks, others: Ranks) -> list[float]:
+        """Return how much longer the others wait on average than these ranks."""
+        late, reference = (self._columns_of(kind, of) for of in (ranks, others))
+        return [_mean_of(part.values, reference) - _mean_of(part.values, late) for part in self._parts]
+
+    def waits(self, kind: str, ranks: Ranks) -> Mapping[int, float]:
+        """Return the mean wait by rank; empty if it is unknown."""
+        columns, weights = self._columns_of(kind, ranks), self.weights((kind, None))
+        parts = zip(weights, self._parts, strict=True)
+        rows = [(weight, part.values) for weight, part in parts if not math.isnan(_mean_of(part.values, columns[-1:]))]
+        total = sum(weight for weight, _ in rows)
+        if not total:
+            return {}
+        return {
+            rank: sum([weight * values[column] for weight, values in rows]) / total
+            for rank, column in zip(ranks, columns, strict=True)
+        }
+
+    def _columns_of(self, kind: str, ranks: Ranks) -> Sequence[int]:
+        """Return the columns of the waits; empty if one is unknown."""
+        columns = [self._columns.get((kind, rank)) for rank in ranks]
+        return [column for column in columns if column is not None] if None not in columns else []
 
     def weights(self, key: Key) -> list[float]:
         """Return the seconds in which the losses were measured."""
@@ -97,11 +159,16 @@ class Span:
         kept = [part for part in self._parts if 2.0 * part.steps >= usual * part.seconds]
         return sum(part.steps for part in kept) / sum(part.seconds for part in kept)
 
-    def lasting(self, key: Key, allowance: float, rivals: Collection[int]) -> Iterator[Lasting]:
+    def lasting(self, key: Key, allowance: float) -> Iterator[Lasting]:
         """Yield how long a loss beyond the allowance has lasted, for some numbers of the newest parts.
 
-        Parts in which it is unknown do not count. Rivals are the columns of the ranks that it is compared with.
+        Parts in which it is unknown do not count.
         """
+        ranks = key[1] if isinstance(key[1], tuple) else ()
+        late, rivals = (
+            frozenset(self._columns_of(key[0], of)) for of in (ranks, self._peers.of(ranks) if ranks else ())
+        )
+        sets = math.comb(len(rivals), len(late))
         values, weights = self.values(key), self.weights(key)
         known = [number for number, value in enumerate(values) if not math.isnan(value)]
         weighted = [(weights[number], values[number] - allowance) for number in known]
@@ -110,25 +177,25 @@ class Span:
         totals, squares = list(accumulate(sizes)), list(accumulate(size * size for size in sizes))
         means = accumulate(weight * value for weight, value in weighted)
         last = [self._parts[number].last for number in known]
-        own = list(accumulate(self._columns[key] in columns for columns in last))
-        any_of = list(accumulate(any(one in rivals for one in columns) for columns in last))
+        own, any_of = (list(accumulate(not of.isdisjoint(columns) for columns in last)) for of in (late, rivals))
         for index, (total, steady) in enumerate(zip(means, chance.steadiness(weighted), strict=True)):
             if index + 1 in LENGTHS:
                 mean = total / sums[index]
                 by_events = chance.of_one_place(chance.events(totals[index], squares[index]))
-                if len(rivals) > 1:
-                    by_events = max(by_events, chance.of_most(own[index], any_of[index], len(rivals)))
-                    is_in_turn = self._turns(key, rivals, known[index] + 1, mean / 2) > TURNS
-                    steady = 1.0 if is_in_turn else steady * len(rivals)
-                span = Span(self._parts[: known[index] + 1], self._columns, self._compared)
+                if rivals:
+                    by_events = max(by_events, chance.of_most(own[index], any_of[index], len(late), len(rivals)))
+                    is_in_turn = self._turns(values, rivals, known[index] + 1, mean / 2) > TURNS
+                    steady = 1.0 if is_in_turn else steady * sets
+                span = Span(self._parts[: known[index] + 1], self._columns, self._peers, self._compared)
                 yield Lasting(span, mean + allowance, min(steady, by_events))
 
-    def _turns(self, key: Key, rivals: Collection[int], before: int, level: float) -> int:
-        """Return how often the rank and others were late in turn, before the newest parts in which it is late."""
+    def _turns(self, lags: Sequence[float], rivals: Collection[int], before: int, level: float) -> int:
+        """Return how often the ranks and others were late in turn, before the newest parts in which they are late."""
         is_own = True
         turns = 0
-        for value, part in zip(self.values(key)[before:], self._parts[before:], strict=True):
-            if any(part.values[one] > level for one in part.last if one in rivals) and (value > level) != is_own:
+        for value, part in zip(lags[before:], self._parts[before:], strict=True):
+            is_any_late = any(lag > level for one, lag in part.last.items() if one in rivals)
+            if is_any_late and (value > level) != is_own:
                 is_own, turns = not is_own, turns + 1
         return turns
 
@@ -143,20 +210,28 @@ class Span:
         gaps = (new - old for (number, new), (following, old) in pairwise(above) if following > number + 1)
         return max(gaps, default=0.0)
 
-    def beyond_one(self, key: Key, ranks: Collection[Key], seconds: float) -> float | None:
-        """Return the mean loss of a run without what one rank's loss explains of it; None if it is unknown.
+    def beyond_late(self, key: Key, kind: str, seconds: float) -> float | None:
+        """Return the mean loss of a run without what ranks explain that are always late; None if it is unknown.
 
-        It may be another rank in each block of parts that covers these seconds. A loss that a rank has by chance, if
-        each step is another rank's, explains nothing.
+        Then the one that waits least has no wait for others. They may be other ranks in each block of parts that covers
+        these seconds. A difference that the ranks have by chance, if each step is another rank's, explains nothing.
         """
         total = known = 0.0
         for block in self._blocks(seconds):
             if (mean := block.mean(key)) is not None:
-                largest = max((loss for rank in ranks if (loss := block.mean(rank)) is not None), default=0.0)
+                least = block.least(kind)
                 by_chance = BY_CHANCE * mean / math.sqrt(max(block.steps, 1.0))
-                total += block.seconds * (mean - largest if largest > by_chance else mean)
+                total += block.seconds * (least if mean - least > by_chance else mean)
                 known += block.seconds
         return total / known if known else None
+
+    def least(self, kind: str) -> float:
+        """Return the mean wait of the ranks that wait least among their peers, as a mean wait of all but the last."""
+        total = 0.0
+        for ranks in self._peers.groups:
+            if len(ranks) > 1 and (waits := self.waits(kind, ranks)):
+                total += len(ranks) ** 2 / (len(ranks) - 1) * min(waits.values())
+        return total / max(sum(map(len, self._peers.groups)), 1)
 
     def _blocks(self, seconds: float) -> Sequence[Span]:
         """Return consecutive spans, the newest first, that cover these seconds; the last one has the rest."""
@@ -168,7 +243,7 @@ class Span:
         if len(blocks) > 1 and not _covers(blocks[-1], seconds):
             rest = blocks.pop()
             blocks[-1] += rest
-        return [Span(block, self._columns, self._compared) for block in blocks]
+        return [Span(block, self._columns, self._peers, self._compared) for block in blocks]
 
     def rise(self, key: Key, level: float) -> Span:
         """Return the newest parts in which the loss has been above the level.
@@ -181,7 +256,7 @@ class Span:
             total += 0.0 if math.isnan(value) else weight * (value - level)
             if total >= largest:
                 largest, count = total, number
-        return Span(self._parts[:count], self._columns, self._compared)
+        return Span(self._parts[:count], self._columns, self._peers, self._compared)
 
 
 class Parts:
@@ -190,6 +265,7 @@ class Parts:
     def __init__(self, level: float, compared: Collection[str] = ()) -> None:
         """Set the lag from which a rank is the last one, and the kinds that are measured in compared steps."""
         self.columns: dict[Key, int] = {}
+        self.peers = Peers()
         self._level = level
         self._compared = compared
         self._rivals: Sequence[Sequence[int]] = ()
@@ -210,10 +286,12 @@ class Parts:
         rivals: Iterable[Iterable[Key]] = (),
         compared: float | None = None,
     ) -> None:
-        """Add the newest part. Rivals are the losses of ranks that are compared with each other."""
+        """Add the newest part. Rivals are the waits of ranks that are compared with each other."""
         for key in losses:
             self.columns.setdefault(key, len(self.columns))
-        self._rivals = [[self.columns[key] for key in keys if key in losses] for keys in rivals]
+        groups = [[key for key in keys if key in losses] for keys in rivals]
+        self._rivals = [[self.columns[key] for key in keys] for keys in groups]
+        self.peers.groups = [tuple(rank for _, rank in keys if isinstance(rank, int)) for keys in groups]
         values = array("d", [math.nan]) * len(self.columns)
         for key, loss in losses.items():
             values[self.columns[key]] = loss
@@ -222,7 +300,7 @@ class Parts:
 
     def forget(self, ranks: Collection[int]) -> None:
         """Make the losses of these ranks unknown."""
-        columns = [column for (_, rank), column in self.columns.items() if rank in ranks]
+        columns = [column for key, column in self.columns.items() if concerns_only(key, ranks)]
         for part in chain(*self._rings, *self._open):
             for column in columns:
                 if column < len(part.values):
@@ -247,7 +325,7 @@ class Parts:
             newest.append(part)
             covered += part.seconds
             if covered >= seconds and len(newest) >= least:
-                return Span(newest, self.columns, self._compared)
+                return Span(newest, self.columns, self.peers, self._compared)
         return None
 
     def _fitting(self, seconds: float) -> Sequence[Part]:
@@ -257,16 +335,14 @@ class Parts:
 
     def lasting(self, key: Key, allowance: float) -> Iterator[Lasting]:
         """Yield how long a loss beyond the allowance has lasted, from short to long spans."""
-        column = self.columns.get(key)
-        rivals = next((frozenset(columns) for columns in self._rivals if column in columns), frozenset[int]())
         for ring in self._rings:
             if ring:
-                yield from Span([*reversed(ring)], self.columns, self._compared).lasting(key, allowance, rivals)
+                yield from Span([*reversed(ring)], self.columns, self.peers, self._compared).lasting(key, allowance)
 
-    def _last(self, values: Sequence[float]) -> tuple[int, ...]:
-        """Return the columns of the last rank of each group, if it is late."""
-        late = ([column for column in columns if values[column] > self._level] for columns in self._rivals)
-        return tuple(max(columns, key=values.__getitem__) for columns in late if columns)
+    def _last(self, values: Sequence[float]) -> Mapping[int, float]:
+        """Return the column and the lag of the last rank of each group, if it is late."""
+        last = {min(of, key=values.__getitem__): max(map(values.__getitem__, of)) for of in self._rivals if of}
+        return {one: most - values[one] for one, most in last.items() if most - values[one] > self._level}
 
     def _merge(self, parts: Sequence[Part]) -> Part:
         if len(parts) == 1:
@@ -282,6 +358,13 @@ class Parts:
         )
         steps = sum(part.steps for part in parts)
         return Part(parts[-1].ends, sum(seconds), steps, values, sum(compared), self._last(values))
+
+
+def _mean_of(values: array[float], columns: Sequence[int]) -> float:
+    """Return the mean of these columns; NaN if one is unknown."""
+    if not columns or max(columns) >= len(values):
+        return math.nan
+    return sum([values[column] for column in columns]) / len(columns)
 
 
 def _covers(parts: Sequence[Part], seconds: float) -> bool:

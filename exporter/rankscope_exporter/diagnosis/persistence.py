@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
+from statistics import fmean
 from typing import Any
 
-from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, rotating, straggler
+from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, late
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import DEVICE, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
 from rankscope_exporter.diagnosis.history import HIGH, LOWER, History, finite
-from rankscope_exporter.diagnosis.parts import Key, Lasting, Parts, Span
+from rankscope_exporter.diagnosis.late_set import LEVEL, Ranks, late_sets
+from rankscope_exporter.diagnosis.parts import Key, Lasting, Parts, Span, concerns_only
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 USEFUL: Key = ("useful", None)
@@ -20,12 +23,14 @@ STEPS_RATE: Key = ("steps_rate", None)
 BYTES_RATE: Key = ("bytes_rate", None)
 """The references for losses: the useful work of each part, its steps and its bytes in collectives per second."""
 
-IN_TURN: Key = (rotating.KIND, None)
-USUAL: Key = (rotating.USUAL, None)
+IN_TURN: Key = (late.IN_TURN, None)
 
 STATE_GAP, STATE_GAP_RATIO = 5.0, 0.1
 """How long a state may be absent and still count as the same one: in seconds, and as a ratio of the time that it has to
 last, if it is more. A pause or a checkpoint is not the end of a state that has to last for a quarter of an hour."""
+MOST, LAGGARDS = 0.6, 4.0
+"""Ratio of the parts in which each rank of a set is late, and multiple of the shortest span up to which a set is not
+named while another rank begins to be late."""
 FEWEST_PARTS = 3
 """The fewest parts of the shortest span."""
 CHANCE_SECONDS = 100.0
@@ -36,7 +41,7 @@ PERIODS = 2.0
 """The same for which its mean loss is shown."""
 LONGEST_ABSENCE = 900.0
 """Seconds after which a loss that returns is another finding."""
-LATE_RANKS = (straggler.KIND, rotating.KIND)
+LATE_RANKS = (late.KIND, late.IN_TURN)
 """The findings of which the wait for late ranks is not usual."""
 UNKNOWN_SECONDS = 60.0
 """How long a loss may be unknown before its finding ends. The hook measures steps more often than that, and steps that
@@ -65,6 +70,12 @@ class LossFindings:
         self._usual: dict[Key, float] = {}
         """By key of each open finding about late ranks: its allowance when it began."""
         self._returns = Returns()
+        self.usual: Candidate | None = None
+        """Ranks that are late in turn as much as in many runs: no finding."""
+        self._looked = -math.inf
+        """When that was sought."""
+        self._began: float | None = None
+        """The begin of the oldest part."""
 
     @property
     def open(self) -> Mapping[Key, Finding]:
@@ -87,7 +98,7 @@ class LossFindings:
         """Drop all parts and findings, or only those of some ranks, because their processes have changed."""
         if ranks is not None:
             self._parts.forget(ranks)
-            for key in [key for key in self._open if key[1] in ranks]:
+            for key in [key for key in self._open if concerns_only(key, ranks)]:
                 del self._open[key]
                 self._above.pop(key, None)
                 self._usual.pop(key, None)
@@ -95,6 +106,7 @@ class LossFindings:
             self._returns.forget(ranks)
             return
         self._parts, self._returns = self._no_parts(), Returns()
+        self.usual, self._looked, self._began = None, -math.inf, None
         self._open.clear()
         self._above.clear()
         self._quiet.clear()
@@ -103,6 +115,7 @@ class LossFindings:
     def add(self, at: float, seconds: float, part: Window) -> None:
         """Measure the losses of the newest part."""
         self._part = part
+        self._began = at - seconds if self._began is None else self._began
         losses: dict[Key, float] = {}
         is_unmeasured = _is_between_measured_steps(part.run)
         for detector in LOSSES:
@@ -112,7 +125,7 @@ class LossFindings:
         steps_rate = steps / part.run.seconds
         of_run = {kind: loss for (kind, rank), loss in losses.items() if rank is None}
         if any(kind in LATE_RANKS for kind, _ in self._open):
-            of_run.pop(rotating.KIND, None)
+            of_run.pop(late.IN_TURN, None)
         references = {USEFUL: useful, STEPS_RATE: steps_rate, BYTES_RATE: part.run.bytes_rate}
         self._history.add(at, of_run, *references.values())
         losses |= references
@@ -130,13 +143,20 @@ class LossFindings:
         shortest = self.shortest
         if shortest is None:
             return
-        for key in dict.fromkeys((*self._parts.keys, *self._open)):
-            if key[0] not in _DETECTORS or (key == IN_TURN and not {key, USUAL} & self._open.keys()):
-                continue  # ranks are late in turn only beyond the usual loss
+        self._parts.peers.late = self._still_late(shortest)
+        usual, self.usual = self.usual, None
+        for key in dict.fromkeys((*self._late_sets(), *self._parts.keys, *self._open)):
+            if key[0] not in _DETECTORS or isinstance(key[1], int):
+                continue
             mean = self._mean(key, shortest)
             if key not in self._open and (mean is None or mean <= self._thresholds.loss):
                 continue  # no allowance is negative
-            allowance = self._allowance(key, self._cause(key), shortest)
+            if key == IN_TURN and mean is not None:
+                self.usual = (
+                    usual if at - self._looked < self._shortest_seconds else self._look_for_usual(at, mean, since)
+                )
+            finding = self._open.get(key)
+            allowance = self._allowance(key, finding.candidate if finding else self.usual, shortest)
             loss = -math.inf if mean is None else mean - allowance
             if key in self._open:
                 self._review(at, key, loss, shortest, since)
@@ -144,11 +164,67 @@ class LossFindings:
                 any(self._begin(at, key, one, allowance, since) for one in self._reached(key, allowance))
 
     def _mean(self, key: Key, span: Span) -> float | None:
-        """Return the mean loss; of ranks that are late in turn, without what one of them explains."""
-        if key not in (IN_TURN, USUAL):
-            return span.mean(key)
-        ranks = [one for one in self._parts.keys if one[0] == straggler.KIND]
-        return span.beyond_one(key, ranks, self._shortest_seconds)
+        """Return the mean loss; of ranks that are late in turn, without what ranks explain that are always late."""
+        return span.beyond_late(key, late.KIND, self._shortest_seconds) if key == IN_TURN else span.mean(key)
+
+    def _still_late(self, shortest: Span) -> set[int]:
+        """Return the ranks of open findings that are late now."""
+        limits, peers, found = self._thresholds, self._parts.peers, set[int]()
+        sets = self._named()
+        peers.late = {rank for ranks in sets for rank in ranks}
+        for ranks in sets:
+            waits, others = (shortest.waits(late.KIND, of) for of in (ranks, peers.others(ranks)))
+            lags = {rank: fmean(others.values()) - wait for rank, wait in waits.items()} if others else {}
+            least = max(limits.release * limits.loss, LEVEL * max(lags.values(), default=0.0))
+            found |= {rank for rank, lag in lags.items() if lag >= least}
+        return found
+
+    def _named(self) -> Sequence[Ranks]:
+        """Return the ranks of each open finding about late ones."""
+        return [ranks for kind, ranks in self._open if kind == late.KIND and isinstance(ranks, tuple)]
+
+    def _late_sets(self) -> Iterator[Key]:
+        """Yield the sets of ranks that are late in one of the spans and that no open finding names."""
+        limits, named = self._thresholds, {rank for ranks in self._named() for rank in ranks}
+        for span in self._spans():
+            for group in self._parts.peers.groups:
+                waits = span.waits(late.KIND, group)
+                left = {rank: wait for rank, wait in waits.items() if rank not in self._parts.peers.late}
+                for ranks in late_sets(left, limits.loss, limits.idle_gpus, is_first=len(left) == len(waits)):
+                    if steady := tuple(rank for rank in self._steady(ranks, span) if rank not in named):
+                        yield late.KIND, steady
+
+    def _spans(self) -> Iterator[Span]:
+        """Yield spans from the shortest one on, each twice as long."""
+        seconds = self._shortest_seconds
+        while seconds <= self._thresholds.tiers[-1].seconds and (span := self._parts.span(seconds, FEWEST_PARTS)):
+            yield span
+            seconds *= 2.0
+
+    def _steady(self, ranks: Ranks, span: Span) -> Ranks:
+        """Return those of the ranks that are late when the set is: the others may be late before or after them.
+
+        If one of the others is late now, the set may not be complete. It is empty then, for some seconds.
+        """
+        if len(ranks) == 1:
+            return ranks
+        others, level, steady = self._parts.peers.others(ranks), self._thresholds.loss / 2, []
+        are_late = [lag > level for lag in span.lags(late.KIND, ranks, others)]
+        for rank in ranks:
+            lags = span.lags(late.KIND, (rank,), others)
+            if sum(lag > level for lag in compress(lags, are_late)) >= MOST * sum(are_late):
+                steady.append(rank)
+            elif fmean(lags[:FEWEST_PARTS]) > level and span.seconds < LAGGARDS * self._shortest_seconds:
+                return ()
+        return tuple(steady)
+
+    def _look_for_usual(self, at: float, mean: float, since: Since) -> Candidate | None:
+        """Return the uneven work of ranks that are late in turn by more than chance."""
+        if IN_TURN in self._open or not self._part or mean - late.allowance(self._part) <= self._thresholds.loss:
+            return None
+        self._looked = at
+        found = late.explain_in_turn(since([*self._spans()][-1].begins), None)
+        return found if found and late.is_uneven_work(found) else None
 
     def _reached(self, key: Key, allowance: float) -> Iterator[Lasting]:
         """Yield the spans over which a loss exceeds the limit, and not by chance, from short to long ones.
@@ -162,16 +238,10 @@ class LossFindings:
                 yield one
 
     def _exceeds(self, key: Key, lasting: Lasting, allowance: float) -> bool:
-        mean = self._mean(key, lasting.span) if key in (IN_TURN, USUAL) else lasting.mean
+        mean = self._mean(key, lasting.span) if key == IN_TURN else lasting.mean
         return mean is not None and mean - allowance > self._thresholds.limit(lasting.span.seconds)
 
-    def _cause(self, key: Key) -> str:
-        """Return the cause of an open finding, or of the usual loss before it; empty if there is none."""
-        usual = self._open.get(USUAL) if key == IN_TURN else None
-        finding = self._open.get(key, usual)
-        return finding.candidate.cause if finding else ""
-
-    def _allowance(self, key: Key, cause: str, shortest: Span) -> float:
+    def _allowance(self, key: Key, candidate: Candidate | None, shortest: Span) -> float:
         """Return the allowance: what a healthy run may lose, or this run's baseline if that is less.
 
         For an open finding, the baseline is from before it began.
@@ -180,7 +250,7 @@ class LossFindings:
         if detector.allowance is None or self._part is None:
             return 0.0
         allowance = detector.allowance(self._part)
-        if (key, cause) == (IN_TURN, rotating.UNEVEN_WORK):
+        if key == IN_TURN and candidate and late.is_uneven_work(candidate):
             return self._usual[key] if key in self._usual else self._uneven_allowance(key, allowance, shortest)
         before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
         baseline = self._baseline(key, before, shortest, LOWER)
@@ -207,13 +277,13 @@ class LossFindings:
             return False
         # The time before its onset says nothing about its cause.
         rise = span.rise(key, (self._thresholds.limit(span.seconds) + allowance + lasting.mean) / 2)
-        window = since(rise.begins)
+        window = since(rise.begins)._replace(is_onset=self._is_onset(rise))
         if not _is_alive(key, window):
             return False
         candidate = detector.explain(window, key[1])
         if candidate is None or candidate.needed > span.seconds:
             return False
-        allowance = self._allowance(key, candidate.cause, shortest)
+        allowance = self._allowance(key, candidate, shortest)
         if not self._exceeds(key, lasting, allowance):
             return False
         mean = self._mean(key, rise) or candidate.ratio
@@ -223,9 +293,13 @@ class LossFindings:
         gap = span.longest_gap(key, allowance + self._thresholds.loss / 2)
         self._open[key] = self._returns.begin(finding, gap)
         if key[0] in LATE_RANKS:
-            self._history.forget(rotating.KIND, rise.begins)
+            self._history.forget(late.IN_TURN, rise.begins)
             self._usual[key] = allowance
         return True
+
+    def _is_onset(self, rise: Span) -> bool:
+        """Return whether the run was watched before the loss rose."""
+        return self._began is not None and rise.begins > self._began + self._shortest_seconds
 
     def _review(self, at: float, key: Key, loss: float, shortest: Span, since: Since) -> None:
         """Update ratio and evidence of an open finding, or close it. Its severity can rise, but never falls."""
@@ -238,14 +312,15 @@ class LossFindings:
             return
         is_above = loss >= limits.release * limits.loss
         is_explained = is_above and mean is not None and _is_alive(key, window)
-        newest = _DETECTORS[key[0]].explain(window, key[1]) if is_explained else None
-        if newest and straggler.is_contradicted(finding.candidate, newest, window):
+        ranks = self._parts.peers.still_late(key[1]) if isinstance(key[1], tuple) else key[1]
+        newest = _DETECTORS[key[0]].explain(window, ranks) if is_explained else None
+        if newest and late.is_contradicted(finding.candidate, newest, window):
             lasting = next((one for one in self._reached(key, 0.0) if one.span.begins >= shortest.begins), None)
             is_above = lasting is not None  # else its own fault is over, and what is left is small
             window = since(lasting.span.begins) if lasting else window
-            newest = _DETECTORS[key[0]].explain(window, key[1]) if lasting else None
-            if newest and straggler.is_contradicted(finding.candidate, newest, window):
-                self._begin_again(at, newest, shortest)
+            newest = _DETECTORS[key[0]].explain(window, ranks) if lasting else None
+            if newest and late.is_contradicted(finding.candidate, newest, window):
+                self._begin_again(at, key, newest, shortest)
                 return
         last = self._above.setdefault(key, at)
         if is_above:
@@ -264,13 +339,16 @@ class LossFindings:
             candidate = replace(finding.candidate, ratio=mean, evidence=evidence)
             self._open[key] = replace(finding, candidate=candidate, is_critical=is_critical)
 
-    def _begin_again(self, at: float, newest: Candidate, shortest: Span) -> None:
+    def _begin_again(self, at: float, key: Key, newest: Candidate, shortest: Span) -> None:
         """Replace an open finding by one with another cause: its own fault is over, and another one goes on."""
-        limits, key = self._thresholds, newest.key
+        limits = self._thresholds
         mean = shortest.mean(key) or newest.ratio
         began = shortest.rise(key, (limits.limit(shortest.seconds) + mean) / 2).begins
-        is_critical = mean > limits.severe
-        self._open[key] = Finding(replace(newest, ratio=mean), began, at, is_critical, self._open[key].baseline)
+        is_critical, baseline = mean > limits.severe, self._open.pop(key).baseline
+        self._open[newest.key] = Finding(replace(newest, ratio=mean), began, at, is_critical, baseline)
+        for times in (self._above, self._usual):
+            if key in times:
+                times[newest.key] = times.pop(key)
 
     def restore(self, findings: Sequence[Finding], at: float) -> None:
         """Add the restored findings of losses."""
@@ -294,7 +372,7 @@ class Returns:
     def forget(self, ranks: Collection[int]) -> None:
         """Drop the findings of some ranks."""
         for known in (self._ended, self._gaps):
-            for key in [key for key in known if key[1] in ranks]:
+            for key in [key for key in known if concerns_only(key, ranks)]:
                 del known[key]
 
     def end(self, finding: Finding, at: float) -> None:
@@ -329,7 +407,8 @@ def _is_between_measured_steps(run: RunFacts) -> bool:
 
 
 def _is_alive(key: Key, window: Window) -> bool:
-    return key[1] is None or key[1] in {one.rank for one in window.run.ranks}
+    ranks = key[1] if isinstance(key[1], tuple) else ()
+    return {one.rank for one in window.run.ranks}.issuperset(ranks)
 
 
 def findings_to_json(findings: Iterable[Finding], at: float) -> list[list[Any]]:
@@ -350,11 +429,16 @@ def findings_from_json(state: Iterable[Sequence[Any]], at: float) -> list[Findin
 
 def _from_json(saved: Sequence[Any], at: float) -> Finding:
     began, opened, kind, ratio, cause, place, evidence, is_critical, baseline = saved
-    if kind not in (*KINDS, rotating.USUAL):
+    if kind not in KINDS:
         raise ValueError(f"unknown detector {kind!r}")
     numbers = {str(name): finite(value) for name, value in dict(evidence).items()}
-    candidate = Candidate(kind, finite(ratio), str(cause), Place(*place), numbers)
+    candidate = Candidate(kind, finite(ratio), str(cause), _place(place), numbers)
     return Finding(candidate, at - finite(began), at - finite(opened), bool(is_critical), str(baseline))
+
+
+def _place(saved: Sequence[Any]) -> Place:
+    place = Place(*saved)
+    return place._replace(ranks=tuple(map(int, place.ranks)))
 
 
 class StateFindings:
@@ -395,7 +479,7 @@ class StateFindings:
 
     def forget(self, ranks: Collection[int]) -> None:
         """Drop the findings of some ranks, because their processes have changed."""
-        for key in [key for key in self._seen if key[1] in ranks]:
+        for key in [key for key in self._seen if concerns_only(key, ranks)]:
             self.open.pop(key, None)
             del self._seen[key]
 

@@ -173,6 +173,8 @@ class RankReading:
     """The number of child processes, mostly loader workers."""
     stage: int | None = None
     """The pipeline stage. None without a pipeline."""
+    coordinates: Mapping[str, int] = field(default_factory=dict)
+    """Its place by kind of parallelism, such as `cp`. Unknown kinds are absent."""
     port_fault: PortFault | None = None
     """A fault of a network port of its node."""
     parallelism: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import accumulate
 from math import inf
 
@@ -9,7 +10,7 @@ from rankscope.record.layout import STEP_BOUNDS
 from rankscope_exporter.diagnosis.facts import RunFacts
 
 SPIKE = 4.0
-"""The 99th percentile of the step time over its median. The histogram's bounds differ by up to 2.5 times."""
+"""How many times longer than the usual steps the longest hundredth of them is if they are spikes."""
 
 
 def quantile(buckets: tuple[float, ...], wanted: float) -> float | None:
@@ -34,22 +35,30 @@ def longest_step(buckets: tuple[float, ...]) -> float:
     return (*STEP_BOUNDS, inf)[counted[-1]] if counted else inf
 
 
-def p99_to_median(run: RunFacts) -> float:
-    """Return the 99th percentile of the step time over its median, without steps that a planned phase made long.
+def long_to_usual(run: RunFacts) -> float:
+    """Return how many times longer the longest hundredth of the steps is than the usual ones: the least possible ratio.
 
-    All ranks have the same steps, so read the first. The planned phase may be another rank's.
+    A histogram's bounds differ by up to 2.5 times, so the steps' whole time limits where in their buckets they are. All
+    ranks have the same steps, so read the first. Steps that a planned phase made long do not count; it may be another
+    rank's.
     """
     one = run.first
-    median = quantile(one.spent.step_buckets, 0.5) if one else None
-    if one is None or not median:
+    usual = quantile(one.spent.step_buckets, 0.5) if one else None
+    if one is None or not usual:
         return 1.0
-    p99 = quantile(_unplanned(run, one.spent.step_buckets, median), 0.99)
-    return p99 / median if p99 else 1.0
+    buckets = _unplanned(run, one.spent.step_buckets, usual)
+    first = bisect_left([*accumulate(buckets)], 0.99 * sum(buckets))
+    if not first or STEP_BOUNDS[first - 1] < usual:
+        return 1.0
+    count, low = sum(buckets[first:]), STEP_BOUNDS[first - 1]
+    rest, seconds = sum(buckets) - count, one.seconds * (1.0 - one.planned_ratio)
+    usual = min(STEP_BOUNDS[bisect_left(STEP_BOUNDS, usual)], max(seconds - count * low, 0.0) / rest)
+    return max(low, (seconds - rest * usual) / count) / usual if usual else 1.0
 
 
 def has_spikes(run: RunFacts) -> bool:
     """Return whether few steps are far longer than the rest. Then one rank may be late for a while by chance."""
-    return p99_to_median(run) > SPIKE
+    return long_to_usual(run) > SPIKE
 
 
 def _unplanned(run: RunFacts, buckets: tuple[float, ...], usual: float) -> tuple[float, ...]:

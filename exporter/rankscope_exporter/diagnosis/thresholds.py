@@ -34,13 +34,15 @@ class Thresholds:
     """How long the loss has to stay below `release`."""
     severe: float = 0.5
     """Loss above which a finding is critical."""
+    idle_gpus: float = 0.03
+    """Ratio of the GPU time above which the wait for a set of late ranks counts. One fast rank of 64 wastes less."""
     cause: float = 0.3
     """Ratio of the lag that a phase has to explain to be the cause: with a slow CPU, forward has a third of the lag and
     backward two thirds."""
     single: float = 0.4
-    """Ratio of the total wait that a rank has to explain to be the straggler. Ranks that are late in turn do not."""
+    """Ratio of the total wait that ranks which are always late have to explain. Ranks that are late in turn do not."""
     rotating: float = 0.55
-    """Ratio of the total wait below which no single rank explains it."""
+    """The same ratio up to which ranks are late in turn."""
     network_allowance: float = 0.25
     """Exposed transfer that is not counted as a loss. Well-tuned large jobs have up to a quarter."""
     bubble_allowance: float = 0.4

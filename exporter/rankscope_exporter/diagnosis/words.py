@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.record.quantities import duration, number, percent
-from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.findings import LAYOUT, LISTED, Candidate, Place
 from rankscope_exporter.diagnosis.readings import Run, run_title
 
 _TEXTS: dict[str, Any] = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
@@ -22,16 +22,35 @@ PORT_FAULTS: Mapping[str, str] = _TEXTS["ports"]
 
 
 def where(candidate: Candidate) -> str:
-    """Return the rank with its node and GPU: `Rank 3 (node-a, GPU 3)`."""
+    """Return the ranks and where they are: `Rank 3 (node-a, GPU 3)`, `Context place 3 (ranks 3,7, node-a)`."""
     place = candidate.place
-    around = ", ".join(text for text in (place.node, place.gpu and f"GPU {place.gpu}") if text)
-    return f"Rank {place.rank} ({around})" if around else f"Rank {place.rank}"
+    named, also = (_place_name(text) for text in (place.place, place.also))
+    ranks, gpu = _ranks(place), f"GPU {place.gpu}" if place.gpu else ""
+    if place.rank is not None and named in ("", gpu):
+        first, around = ranks, [place.node, gpu, also]
+    else:
+        first, around = named or f"set of {ranks}", [ranks if named else "", place.node, also]
+    around = [text for text in around if text and text not in first]
+    return first[0].upper() + first[1:] + (f" ({', '.join(around)})" if around else "")
+
+
+def _ranks(place: Place) -> str:
+    if len(place.ranks) > LISTED:
+        return place.rank_label
+    return f"rank {place.rank}" if len(place.ranks) < 2 else f"ranks {place.rank_label}"
+
+
+def _place_name(text: str) -> str:
+    kind, _, number = text.partition(" ")
+    return f"{kind} place {number}" if kind in LAYOUT.values() else text
 
 
 def sentence(run: Run, candidate: Candidate) -> str:
     """Return what is wrong, where and how much, in one sentence without a full stop."""
     summary, words = _text(candidate, "summary"), _text(candidate, "words")
     text = f"{summary}: {words}" if words else summary
+    if candidate.key[1] is None and candidate.place.ranks:
+        text = text.replace("The ranks", f"R{_ranks(candidate.place)[1:]}", 1)
     return text.format_map({"run": run_title(run), **_fields(candidate)})
 
 
@@ -56,7 +75,7 @@ def _fields(candidate: Candidate) -> dict[str, object]:
     evidence, place = candidate.evidence, candidate.place
     return {
         "place": where(candidate),
-        "rank": place.rank,
+        "rank": place.ranks[0] if len(place.ranks) > LISTED else place.rank_label,
         "node": place.node or "its node",
         "cause": candidate.cause,
         "phase": candidate.cause,

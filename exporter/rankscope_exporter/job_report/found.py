@@ -10,6 +10,7 @@ from math import ceil
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus, quoted
+from rankscope.record.group_name import members
 from rankscope_exporter.diagnosis import words
 from rankscope_exporter.diagnosis.findings import Candidate, Place
 from rankscope_exporter.diagnosis.readings import Run
@@ -19,7 +20,7 @@ Connect = Callable[[float | None], Prometheus]
 """A function that returns a client which queries a Prometheus at that time."""
 Key = tuple[tuple[str, str], ...]
 
-KEY = ("kind", "cause", "rank", "group", "node", "gpu", "uuid", "port")
+KEY = ("kind", "cause", "rank", "group", "node", "gpu", "uuid", "port", "place")
 """The labels that stay the same while a finding is open."""
 SAMPLES, LEAST_STEP, LARGEST_STEP = 10_000, 1, 60
 """The number of moments in a run's life that are looked at, and the seconds between two of them."""
@@ -110,7 +111,7 @@ def _finding(connect: Connect, run: Run, where: str, one: _Occurrence, end: floa
         labels["kind"],
         peak,
         labels["cause"],
-        Place(int(labels["rank"]) if labels["rank"].isdecimal() else None, *(labels[name] for name in KEY[3:])),
+        _place(labels),
         {sample.labels["name"]: sample.value for sample in numbers if "name" in sample.labels},
     )
     return JobFinding(
@@ -123,6 +124,13 @@ def _finding(connect: Connect, run: Run, where: str, one: _Occurrence, end: floa
         advice=words.advice(candidate),
         mean=by_name.get("rankscope_finding_mean_ratio"),
     )
+
+
+def _place(labels: Mapping[str, str]) -> Place:
+    rank, *others, place = (labels[name] for name in KEY[2:])
+    count, _, of_many = rank.partition(" ")
+    ranks = range(int(count)) if of_many and count.isdecimal() else members(rank)  # of many, only the number is known
+    return Place(int(rank) if rank.isdecimal() else None, *others, ranks=tuple(ranks), place=place)
 
 
 def _seconds(sample: Sample) -> list[float]:

@@ -229,7 +229,7 @@ class Account:
     def _find(self, verdict: Verdict | None, look: Look) -> list[dict[str, Any]]:
         found = {}
         for finding in verdict.findings if verdict else ():
-            key = f"{finding.kind} {finding.candidate.cause} {finding.candidate.place.rank}"
+            key = f"{finding.kind} {finding.candidate.cause} {finding.candidate.place.rank_label}"
             found[key] = self._entry(finding, look, self.findings.get(key, {}))
         ended = [{**entry, "end": self.at} for key, entry in self.findings.items() if key not in found]
         self.findings = found
@@ -249,6 +249,7 @@ class Account:
             "cause": candidate.cause,
             "severity": finding.severity,
             **candidate.place._asdict(),
+            "rank": candidate.place.rank_label,
             "ratio": candidate.ratio,
             "mean": before.get("mean", 0.0) + (current.ratio - before.get("mean", 0.0)) / polls,
             "polls": polls,

@@ -18,7 +18,7 @@ from rankscope_exporter.diagnosis.readings import (
 )
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcess
-from rankscope_exporter.ranks.parallelism import in_steps, stage
+from rankscope_exporter.ranks.parallelism import coordinates, in_steps, stage
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.step_alignment import Alignment
 
@@ -46,6 +46,7 @@ def reading(
         group=snapshot.info["group"],
         stage=stage(snapshot),
         parallelism=in_steps(snapshot),
+        coordinates=coordinates(snapshot),
         node=snapshot.info["node"],
         uuid=rank.uuid,
         world_size=world_size(snapshot.info["world_size"]),

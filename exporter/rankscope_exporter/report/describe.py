@@ -83,9 +83,9 @@ def is_growing(one: PendingReport) -> bool:
 
 def mark(run: RunReport, rank: RankReport) -> Mark:
     """Return `bad` for a rank that a finding names, `warn` for a rank that a pending candidate names."""
-    if any(one.rank == rank.rank and one.cause != INSIDE for one in run.findings):
+    if any(rank.rank in one.ranks and one.cause != INSIDE for one in run.findings):
         return "bad"
-    return "warn" if any(one.rank == rank.rank and one.cause != INSIDE for one in run.pending) else ""
+    return "warn" if any(rank.rank in one.ranks and one.cause != INSIDE for one in run.pending) else ""
 
 
 def now(rank: RankReport) -> str:

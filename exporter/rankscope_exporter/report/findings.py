@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankscope.record.quantities import duration
 from rankscope_exporter.diagnosis import words
-from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
+from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending, Place
 from rankscope_exporter.diagnosis.readings import Run, run_title
 from rankscope_exporter.diagnosis.standstill import STOPPED
 
@@ -26,18 +26,22 @@ LACKS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class FindingReport:
-    """A finding. Its place is empty (None for the rank) if it concerns the whole run."""
+    """A finding. Its place is empty (None for the rank, no ranks) if it concerns the whole run."""
 
     kind: str
     cause: str
     severity: str
     ratio: float
     rank: int | None
+    """Empty for a set of ranks."""
+    ranks: tuple[int, ...]
     group: str
     node: str
     gpu: str
     uuid: str
     port: str
+    place: str
+    """The place that has these ranks and no other, such as `node node-a`, `GPU 3` or `context 3`."""
     since: float
     """The unix time when it began."""
     age_seconds: float
@@ -54,8 +58,10 @@ class PendingReport:
     cause: str
     ratio: float
     rank: int | None
+    ranks: tuple[int, ...]
     node: str
     gpu: str
+    place: str
     lacks: str
     """A key of LACKS."""
     reason: str
@@ -74,11 +80,13 @@ def report_finding(run: Run, finding: Finding, at: float, unix: float) -> Findin
         severity=finding.severity,
         ratio=candidate.ratio,
         rank=place.rank,
+        ranks=_ranks(place),
         group=place.group,
         node=place.node,
         gpu=place.gpu,
         uuid=place.uuid,
         port=place.port,
+        place=place.place,
         since=unix - age,
         age_seconds=age,
         evidence=dict(candidate.evidence),
@@ -95,13 +103,19 @@ def report_pending(run: Run, pending: Pending) -> PendingReport:
         cause=candidate.cause,
         ratio=candidate.ratio,
         rank=place.rank,
+        ranks=_ranks(place),
         node=place.node,
         gpu=place.gpu,
+        place=place.place,
         lacks=pending.lacks,
         reason=LACKS.get(pending.lacks, pending.lacks),
         remaining_seconds=None if pending.remaining is None else max(pending.remaining, 0.0),
         sentence=_pending_sentence(run, candidate),
     )
+
+
+def _ranks(place: Place) -> tuple[int, ...]:
+    return place.ranks if place.rank is None else (place.rank,)
 
 
 def _pending_sentence(run: Run, candidate: Candidate) -> str:

@@ -79,9 +79,9 @@ def of_two(last: list[int], number: int) -> Lasting:
     """Return how the lag of rank 1 has lasted for a number of parts, if one of two ranks is late in each."""
     found = Parts(0.07)
     for end, rank in enumerate(last, start=1):
-        losses = {LAG: 0.4 if rank else -0.4, OTHER: -0.4 if rank else 0.4}
-        found.add(float(end), 1.0, 2.0, losses, [[LAG, OTHER]])
-    return next(one for one in found.lasting(LAG, 0.0) if len(one.span) == number)
+        waits = {LAG: 0.0 if rank else 0.4, OTHER: 0.4 if rank else 0.0}
+        found.add(float(end), 1.0, 2.0, waits, [[LAG, OTHER]])
+    return next(one for one in found.lasting(("straggler", (1,)), 0.0) if len(one.span) == number)
 
 
 def test_the_same_one_of_few_ranks_has_to_be_last_in_more_events() -> None:

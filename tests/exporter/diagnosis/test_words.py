@@ -12,7 +12,7 @@ from rankscope.record import phases
 from rankscope.record.quantities import duration, percent
 from rankscope_exporter.diagnosis import standstill
 from rankscope_exporter.diagnosis.detectors import KINDS, checkpoint, crash, hang, utilization
-from rankscope_exporter.diagnosis.detectors.straggler import UNKNOWN
+from rankscope_exporter.diagnosis.detectors.late import UNKNOWN
 from rankscope_exporter.diagnosis.findings import Candidate, Place
 from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAUSE, explanation
 from rankscope_exporter.diagnosis.words import WORDS, advice, sentence

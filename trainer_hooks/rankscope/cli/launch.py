@@ -134,7 +134,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the training command")
     stacks = commands.add_parser("stacks", help="print the Python stacks of the ranks", description=STACKS_DESCRIPTION)
     stacks.add_argument("--run", metavar="NAME", help="only the ranks of this run")
-    stacks.add_argument("--rank", metavar="N", help="only this rank")
+    stacks.add_argument("--rank", metavar="N", help="only this rank, or several (`4-7`, `0,2,5`)")
     stacks.add_argument("--run-dir", type=Path, metavar="DIR", help=f"directory of the records ({RUN_DIRS})")
     _add_explain(commands.add_parser("explain", help="explain why a run is slow", description=EXPLAIN_DESCRIPTION))
     _add_top(commands.add_parser("top", help="show what is wrong on this machine", description=TOP_DESCRIPTION))

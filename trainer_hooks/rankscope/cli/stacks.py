@@ -25,6 +25,7 @@ from rankscope.cli.printable import printable
 from rankscope.cli.py_spy import stacks_by_py_spy
 from rankscope.process.ending import catches
 from rankscope.process.stack_dump import MEMORY_FILE
+from rankscope.record.group_name import members
 from rankscope.record.listing import take_turns
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.stopped import is_stopped
@@ -160,7 +161,7 @@ def _order(one: RecordedRank) -> tuple[str, int, int]:
 
 
 def _is_wanted(one: RecordedRank, run: str | None, rank: str | None) -> bool:
-    return run in (None, one.run) and rank in (None, one.rank)
+    return run in (None, one.run) and (rank in (None, one.rank) or int(one.rank) in members(rank or ""))
 
 
 def _by_signal(rank: RecordedRank, process: Process) -> str:

@@ -8,23 +8,20 @@ from rankscope_exporter.diagnosis.detectors import (
     data,
     gpu_time,
     hang,
+    late,
     loss_scale,
     network,
     pipeline,
-    rotating,
     slowdown,
     small_collectives,
     startup,
-    straggler,
     utilization,
 )
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector
 from rankscope_exporter.diagnosis.detectors.state import StateDetector
 
 LOSSES: tuple[LossDetector, ...] = (
-    straggler.DETECTOR,
-    rotating.USUAL_DETECTOR,
-    rotating.DETECTOR,
+    *late.DETECTORS,
     data.DETECTOR,
     network.DETECTOR,
     small_collectives.DETECTOR,
@@ -41,7 +38,7 @@ STATES: tuple[StateDetector, ...] = (
     loss_scale.DETECTOR,
 )
 KINDS = (
-    *(one.kind for one in LOSSES if one is not rotating.USUAL_DETECTOR),
+    *(one.kind for one in LOSSES),
     *(kind for one in STATES for kind in one.kinds),
 )
 """All kinds of findings."""

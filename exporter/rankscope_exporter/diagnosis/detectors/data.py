@@ -9,7 +9,7 @@ those ranks; the loss then includes the wait for the late ranks. The cause is wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rankscope_exporter.diagnosis import lost
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
@@ -54,7 +54,7 @@ def _is_one_late(window: Window) -> bool:
     run, thresholds = window.run, window.thresholds
     limit = max(thresholds.loss, thresholds.single * window.lost.get("straggler", 0.0))
     late = next((one for one in run.ranks if one.lag == run.max_lag > limit), None)
-    return late is not None and not are_loaders_slow(run, thresholds, late)
+    return late is not None and not are_loaders_slow(run, thresholds, [late], run.max_lag)
 
 
 def late_phase(run: RunFacts) -> str:
@@ -75,15 +75,15 @@ def is_every_loader_slow(run: RunFacts, thresholds: Thresholds) -> bool:
     return computing is not None and computing > thresholds.workers_busy
 
 
-def are_loaders_slow(run: RunFacts, thresholds: Thresholds, straggler: RankFacts) -> bool:
-    """Return whether the other ranks' loaders are nearly as slow as the straggler's.
+def are_loaders_slow(run: RunFacts, thresholds: Thresholds, late: Sequence[RankFacts], lag: float) -> bool:
+    """Return whether the other ranks' loaders are nearly as slow as those of the late ranks.
 
-    They are if they alone would cost more than half of its lag, or if their workers compute about as much as its own.
+    They are if they alone would cost more than half of the lag, or if their workers compute about as much.
     """
     working = run.lower_median(lost.loader_busy)
     if working is not None:
-        return (straggler.lag or 0.0) > 2.0 * (1.0 - working)
-    own, others = lost.workers_busy((straggler,)), run.lower_median(lambda one: lost.workers_busy((one,)))
+        return lag > 2.0 * (1.0 - working)
+    own, others = lost.workers_busy((*late,)), run.lower_median(lambda one: lost.workers_busy((one,)))
     return own is not None and others is not None and thresholds.workers_busy < own < SIMILAR * others
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.facts import RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Place
@@ -22,6 +22,8 @@ class Window(NamedTuple):
     run: RunFacts
     lost: Losses
     thresholds: Thresholds
+    is_onset: bool = False
+    """True if the loss began while the run was already watched."""
 
 
 class LossDetector(NamedTuple):
@@ -29,9 +31,11 @@ class LossDetector(NamedTuple):
 
     kind: str
     measure: Callable[[Window], Mapping[int | None, float]]
-    """Returns the loss by rank, or of the whole run (key None). An unknown loss is absent."""
-    explain: Callable[[Window, int | None], Candidate | None]
-    """Returns the cause after the loss has lasted for the window; None if it belongs to another detector."""
+    """Returns the loss of the whole run (key None), or what the loss of sets of ranks follows from, by rank. An unknown
+    value is absent."""
+    explain: Callable[[Window, Any], Candidate | None]
+    """Gets the ranks of a set, or None. Returns the cause after the loss has lasted for the window; None if it belongs
+    to another detector."""
     allowance: Callable[[Window], float] | None = None
     """Returns the part that a healthy run has as well, from the newest part of the run; it is not counted as a loss."""
     is_compared: bool = False

@@ -10,13 +10,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Mapping
+from statistics import median
 
-from rankscope.record import phases
 from rankscope_exporter.diagnosis import lost
+from rankscope_exporter.diagnosis.detectors.late import excesses
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
-from rankscope_exporter.diagnosis.facts import WAIT, RankFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 
 IMBALANCE, BUBBLE = "stage_imbalance", "bubble"
@@ -34,20 +33,11 @@ def explain_imbalance(window: Window, _rank: int | None) -> Candidate:
     waits = lost.stage_waits(window.run)
     number = min(stages, key=waits.__getitem__)
     others = [one for stage, members in stages.items() if stage != number for one in members]
-    excess = _excesses(stages[number], others)
+    excess = excesses(stages[number], others)
     cause = max(excess, key=excess.__getitem__, default="unknown")
     evidence = {"stage": float(number), "stages": float(len(stages)), "excess": excess.get(cause, 0.0)}
     evidence |= {"ranks_in_stage": float(len(stages[number]))}
     return Candidate(IMBALANCE, measure_imbalance(window)[None], cause, evidence=evidence)
-
-
-def _excesses(ranks: Sequence[RankFacts], others: Sequence[RankFacts]) -> Mapping[str, float]:
-    names = {phase for one in (*ranks, *others) for phase in one.step_ratios} - {WAIT, *phases.PLANNED}
-    return {
-        phase: fmean(one.step_ratios.get(phase, 0.0) for one in ranks)
-        - fmean(one.step_ratios.get(phase, 0.0) for one in others)
-        for phase in sorted(names)
-    }
 
 
 def measure_bubble(window: Window) -> Mapping[int | None, float]:

@@ -15,7 +15,7 @@ from rankscope_exporter.ranks.diagnosis_service import CAUSES, Diagnosis, Diagno
 from rankscope_exporter.ranks.rank import Scan
 
 RUN_LABELS = ("run", "owner")
-FINDING_LABELS = ("run", "owner", "kind", "cause", "severity", "rank", "group", "node", "gpu", "uuid", "port")
+FINDING_LABELS = ("run", "owner", "kind", "cause", "severity", "rank", "group", "node", "gpu", "uuid", "port", "place")
 
 JUDGED = Declaration(
     "gauge",
@@ -28,8 +28,9 @@ FINDING = Declaration(
     "gauge",
     "rankscope_finding_ratio",
     "Current loss of a run as a ratio of its GPU time (for a straggler, of the step; 1 if the run makes no progress). "
-    "`cause` and place are fixed when it begins; `severity` rises at most once. A fault with another cause is another "
-    "finding.",
+    "`rank` lists up to eight ranks (`4-7`, `0,2,5`), of more it has the number; `place` is the place that has these "
+    "ranks and no other. `cause` and place are fixed when it begins; `severity` rises at most once. A fault with "
+    "another cause is another finding.",
     FINDING_LABELS,
 )
 SINCE = Declaration(
@@ -168,6 +169,6 @@ def _lags(verdict: Verdict) -> Iterator[tuple[int, float]]:
 
 def _labels(run: Run, finding: Finding) -> tuple[str, ...]:
     candidate, place = finding.candidate, finding.candidate.place
-    rank = "".join(run[2:]) if place.rank is None else str(place.rank)
+    rank = place.rank_label or "".join(run[2:])
     what = candidate.kind, candidate.cause, finding.severity
-    return (*run[:2], *what, rank, *place[1:])
+    return *run[:2], *what, rank, place.group, place.node, place.gpu, place.uuid, place.port, place.place

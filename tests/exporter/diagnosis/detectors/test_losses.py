@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from testing.readings import Adjust, Training, Work, counting, drift, spend, window
 
-from rankscope_exporter.diagnosis.detectors import data, gpu_time, network, rotating, small_collectives, straggler
+from rankscope_exporter.diagnosis.detectors import data, gpu_time, late, network, small_collectives
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window
 from rankscope_exporter.diagnosis.findings import Candidate, Place
 from rankscope_exporter.diagnosis.ports import PortFault
@@ -22,7 +22,7 @@ from rankscope_exporter.diagnosis.readings import (
 )
 
 COPIES, LAUNCH, DEVICE_READS, THROTTLING = gpu_time.DETECTORS
-DETECTORS = (data.DETECTOR, network.DETECTOR, rotating.DETECTOR, small_collectives.DETECTOR, *gpu_time.DETECTORS)
+DETECTORS = (data.DETECTOR, network.DETECTOR, late.DETECTORS[1], small_collectives.DETECTOR, *gpu_time.DETECTORS)
 
 
 def loss(detector: LossDetector, one: Window) -> float:
@@ -97,16 +97,16 @@ def test_data_that_is_late_on_ranks_in_turn_is_a_data_loss_if_all_loaders_are_bu
 
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_late_data_in_turn_that_is_too_little_on_each_rank_is_a_rotating_straggler(ranks) -> None:
-    def late(step: int, rank: int, work: Work) -> None:
+    def late_data(step: int, rank: int, work: Work) -> None:
         work["data_wait"] += 0.025 * ranks if step % ranks == rank else 0.0
 
-    assert found(window(Training(ranks), late)).keys() == {"rotating_straggler"}
+    assert found(window(Training(ranks), late_data)).keys() == {"rotating_straggler"}
 
 
 def test_late_data_of_a_straggler_is_not_a_data_loss_while_all_loaders_are_busy() -> None:
     busy = Training(adjust=lambda one: counting(one, loader_working=0.83 * one.at, loader_idle=0.17 * one.at))
     one = window(busy, spend("data_wait", 0.1, 1))
-    assert straggler.explain(one, 1)
+    assert late.explain(one, (1,))
     assert not found(one)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from testing.readings import RUN
 
-from rankscope_exporter.diagnosis.detectors import network, pipeline, small_collectives, straggler
+from rankscope_exporter.diagnosis.detectors import late, network, pipeline, small_collectives
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import compare
 from rankscope_exporter.diagnosis.lost import lost
@@ -99,7 +99,7 @@ def test_a_rank_that_is_slow_within_its_stage_is_a_straggler_without_imbalance(s
     window = pipelined(works, 8)
     slow = 4 * stage + replica
     assert max(window.run.ranks, key=lambda one: one.lag or 0.0).rank == slow
-    assert straggler.explain(window, slow)
+    assert late.explain(window, (slow,))
     assert ratio(IMBALANCE, window) < 0.02
     assert ratio(network.DETECTOR, window) < 0.02
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from testing.readings import Adjust, Training, Work, counting, drift, hang, spend, window
 
-from rankscope_exporter.diagnosis.detectors import rotating, straggler
+from rankscope_exporter.diagnosis.detectors import late
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.findings import Candidate, Place
+from rankscope_exporter.diagnosis.late_set import Ranks
 from rankscope_exporter.diagnosis.readings import (
     CollectiveCounters,
     GpuCounters,
@@ -23,10 +24,10 @@ SLOW = 0.09
 """Extra seconds of a slow rank's steps: 0.3 of a step."""
 
 
-def found(one: Window) -> dict[int, Candidate]:
-    """Return the candidates for ranks that lag beyond the limit, by rank."""
-    lagging = [rank for rank, lag in straggler.measure(one).items() if lag > one.thresholds.loss]
-    return {rank: candidate for rank in lagging if rank is not None and (candidate := straggler.explain(one, rank))}
+def found(one: Window) -> dict[Ranks, Candidate]:
+    """Return the candidates for ranks that are late beyond the limit."""
+    sets = late.sets(one.run, one.thresholds)
+    return {ranks: candidate for ranks in sets if (candidate := late.explain(one, ranks))}
 
 
 def cause(training: Training, phase: str = "backward", rank: int = 1) -> str:
@@ -39,19 +40,19 @@ def cause(training: Training, phase: str = "backward", rank: int = 1) -> str:
 @pytest.mark.parametrize("phase", ["data_wait", "h2d_copy", "forward", "backward", "optimizer", "device_wait", "other"])
 def test_a_slow_rank_is_named_with_its_phase_and_loss(clock, ranks, phase) -> None:
     candidates = found(window(Training(ranks, clock=clock), spend(phase, SLOW, 1)))
-    assert candidates.keys() == {1}
-    assert candidates[1].cause == phase
-    assert candidates[1].ratio == pytest.approx(SLOW / 0.3, abs=0.03)
-    assert candidates[1].place == Place(1, f"0-{ranks - 1}", "node-a", "1", "GPU-1")
-    assert candidates[1].evidence["excess"] == pytest.approx(candidates[1].ratio, rel=0.1)
+    assert candidates.keys() == {(1,)}
+    assert candidates[1,].cause == phase
+    assert candidates[1,].ratio == pytest.approx(SLOW / 0.3, abs=0.03)
+    assert candidates[1,].place == Place(1, f"0-{ranks - 1}", "node-a", "1", "GPU-1", ranks=(1,), place="GPU 1")
+    assert candidates[1,].evidence["excess"] == pytest.approx(candidates[1,].ratio, rel=0.1)
 
 
 def test_a_rank_that_waits_for_its_data_most_of_the_time_is_the_straggler_of_two() -> None:
     """The mean of two ranks would be late data on every rank."""
     candidates = found(window(Training(2), spend("data_wait", 0.3, 1)))
-    assert candidates.keys() == {1}
-    assert candidates[1].cause == "data_wait"
-    assert candidates[1].ratio == pytest.approx(0.6, abs=0.03)
+    assert candidates.keys() == {(1,)}
+    assert candidates[1,].cause == "data_wait"
+    assert candidates[1,].ratio == pytest.approx(0.6, abs=0.03)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
@@ -60,7 +61,7 @@ def test_healthy_ranks_have_no_straggler(ranks) -> None:
 
 
 def test_a_rank_alone_has_no_lag() -> None:
-    assert straggler.measure(window(Training(1), spend("data_wait", 0.3))) == {}
+    assert late.measure(window(Training(1), spend("data_wait", 0.3))) == {}
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
@@ -73,17 +74,17 @@ def test_a_rank_that_is_alone_in_a_planned_phase_is_not_a_straggler(phase, every
 def test_planned_phases_do_not_hide_a_straggler_and_are_not_its_cause(phase) -> None:
     both = spend(phase, 1.0, 0, every=20), spend("forward", SLOW, 2)
     candidates = found(window(Training(4), *both))
-    assert {rank: one.cause for rank, one in candidates.items()} == {2: "forward"}
-    assert candidates[2].ratio == pytest.approx(SLOW / 0.3, abs=0.03)
+    assert {rank: one.cause for rank, one in candidates.items()} == {(2,): "forward"}
+    assert candidates[2,].ratio == pytest.approx(SLOW / 0.3, abs=0.03)
 
 
 def test_ranks_that_are_late_in_turn_are_not_stragglers() -> None:
-    def late(step: int, rank: int, work: Work) -> None:
+    def in_turn(step: int, rank: int, work: Work) -> None:
         work["forward"] += 0.1 if step % 4 == rank else 0.0
 
-    one = window(Training(4), late)
+    one = window(Training(4), in_turn)
     assert not found(one)
-    assert rotating.explain(one, None)
+    assert late.explain_in_turn(one, None)
 
 
 def test_a_phase_that_the_script_defines_is_a_cause() -> None:
@@ -248,7 +249,7 @@ def exchanging(*ratios: float) -> Adjust:
 def test_a_rank_with_more_routed_tokens_has_expert_imbalance(rank) -> None:
     hot = exchanging(*(1.6 if other == rank else 1.0 for other in range(4)))
     training = Training(adjust=hot)
-    found_now = straggler.explain(window(training, spend("backward", SLOW, rank)), rank)
+    found_now = late.explain(window(training, spend("backward", SLOW, rank)), (rank,))
     assert found_now
     assert found_now.cause == "expert_imbalance"
     assert found_now.evidence["exchanged_bytes"] > 0.0
@@ -284,7 +285,7 @@ def test_ranks_are_compared_within_their_group_only() -> None:
     training = Training(adjust=grouped)
     assert not found(window(training, spend("backward", SLOW, 2, 3)))
     training = Training(adjust=grouped)
-    assert found(window(training, spend("backward", SLOW, 3))).keys() == {3}
+    assert found(window(training, spend("backward", SLOW, 3))).keys() == {(3,)}
 
 
 POWER_LIMITED = [((0.73, 0.73), "backward"), ((0.6, None), "throttled")]
@@ -304,6 +305,6 @@ def test_more_work_at_the_default_power_limit_is_not_throttling(clocks, expected
         throttled = {} if clock is None else {"sw_power_cap": limited}
         return counting(one, gpu=GpuCounters(0.95 * one.at, throttled, (clock or 0.95) * limited + 0.95 * others))
 
-    found = straggler.explain(window(Training(adjust=limited), spend("backward", seconds, 1)), 1)
+    found = late.explain(window(Training(adjust=limited), spend("backward", seconds, 1)), (1,))
     assert found
     assert found.cause == expected
