@@ -333,9 +333,7 @@ class RunJudge:
             yield Pending(Candidate(hang.KIND, 1.0, "other"), "interactive")
 
     def _pending_stragglers(self, window: Window, found: Sequence[Candidate]) -> Iterator[Pending]:
-        sets = (ranks for kind, ranks in self._losses.open if kind == late.KIND and isinstance(ranks, tuple))
-        known = tuple(rank for ranks in sets for rank in ranks)
-        for ranks in late.sets(window.run, self._thresholds, known) if window.run.steps else ():
+        for ranks in late.sets(window.run, self._thresholds, self._losses.named) if window.run.steps else ():
             if lagging := late.explain(window, ranks):
                 lacks = "time" if self._losses.shortest else "steps"
                 yield Pending(lagging, "explained" if explanation(lagging, found) else lacks)

@@ -83,6 +83,14 @@ class LossFindings:
         return self._open
 
     @property
+    def named(self) -> Collection[int]:
+        """Return the ranks that an open finding names as late."""
+        return {rank for ranks in self._sets() for rank in ranks}
+
+    def _sets(self) -> Iterator[Ranks]:
+        return (ranks for kind, ranks in self._open if kind == late.KIND and isinstance(ranks, tuple))
+
+    @property
     def shortest(self) -> Span | None:
         """Return the newest parts that cover the shortest tier; None if there are too few yet."""
         return self._parts.span(self._shortest_seconds, FEWEST_PARTS)
@@ -170,22 +178,17 @@ class LossFindings:
     def _still_late(self, shortest: Span) -> set[int]:
         """Return the ranks of open findings that are late now."""
         limits, peers, found = self._thresholds, self._parts.peers, set[int]()
-        sets = self._named()
-        peers.late = {rank for ranks in sets for rank in ranks}
-        for ranks in sets:
+        peers.late = self.named
+        for ranks in self._sets():
             waits, others = (shortest.waits(late.KIND, of) for of in (ranks, peers.others(ranks)))
             lags = {rank: fmean(others.values()) - wait for rank, wait in waits.items()} if others else {}
             least = max(limits.release * limits.loss, LEVEL * max(lags.values(), default=0.0))
             found |= {rank for rank, lag in lags.items() if lag >= least}
         return found
 
-    def _named(self) -> Sequence[Ranks]:
-        """Return the ranks of each open finding about late ones."""
-        return [ranks for kind, ranks in self._open if kind == late.KIND and isinstance(ranks, tuple)]
-
     def _late_sets(self) -> Iterator[Key]:
         """Yield the sets of ranks that are late in one of the spans and that no open finding names."""
-        limits, named = self._thresholds, {rank for ranks in self._named() for rank in ranks}
+        limits, named = self._thresholds, self.named
         for span in self._spans():
             for group in self._parts.peers.groups:
                 waits = span.waits(late.KIND, group)

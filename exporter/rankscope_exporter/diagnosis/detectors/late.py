@@ -35,7 +35,7 @@ Stragglers in Large Model Training Using What-if Analysis", arXiv:2505.05713).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from statistics import NormalDist, fmean, median
 
@@ -74,7 +74,7 @@ def measure(window: Window) -> Mapping[int | None, float]:
     return {rank: wait for rank, wait in window.run.skews.items()}  # noqa: C416 - its keys may be None
 
 
-def sets(run: RunFacts, thresholds: Thresholds, known: Ranks = ()) -> Iterator[Ranks]:
+def sets(run: RunFacts, thresholds: Thresholds, known: Collection[int] = ()) -> Iterator[Ranks]:
     """Yield the late sets of a window among the ranks that are not known to be late."""
     for members in run.peers.values():
         waits = {one.rank: run.skews[one.rank] for one in members if one.rank in run.skews}
