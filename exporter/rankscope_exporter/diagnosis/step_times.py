@@ -47,13 +47,16 @@ def long_to_usual(run: RunFacts) -> float:
     if one is None or not usual:
         return 1.0
     buckets = _unplanned(run, one.spent.step_buckets, usual)
-    first = bisect_left([*accumulate(buckets)], 0.99 * sum(buckets))
-    if not first or STEP_BOUNDS[first - 1] < usual:
+    first, last = bisect_left(STEP_BOUNDS, usual), bisect_left([*accumulate(buckets)], 0.99 * sum(buckets))
+    rest, count = sum(buckets[: first + 1]), sum(buckets[last:])
+    if last <= first or not rest:
         return 1.0
-    count, low = sum(buckets[first:]), STEP_BOUNDS[first - 1]
-    rest, seconds = sum(buckets) - count, one.seconds * (1.0 - one.planned_ratio)
-    usual = min(STEP_BOUNDS[bisect_left(STEP_BOUNDS, usual)], max(seconds - count * low, 0.0) / rest)
-    return max(low, (seconds - rest * usual) / count) / usual if usual else 1.0
+    between = list(zip(buckets[first + 1 : last], STEP_BOUNDS[first:], STEP_BOUNDS[first + 1 :], strict=False))
+    low, seconds = STEP_BOUNDS[last - 1], one.seconds * (1.0 - one.planned_ratio)
+    longest_rest = seconds - count * low - sum(number * least for number, least, _ in between)
+    usual = min(STEP_BOUNDS[first], max(longest_rest, 0.0) / rest)
+    seconds -= rest * usual + sum(number * most for number, _, most in between)
+    return min(max(low, seconds / count), longest_step(buckets)) / usual if usual else 1.0
 
 
 def has_spikes(run: RunFacts) -> bool:

@@ -127,10 +127,10 @@ def _finding(connect: Connect, run: Run, where: str, one: _Occurrence, end: floa
 
 
 def _place(labels: Mapping[str, str]) -> Place:
-    rank, *others, place = (labels[name] for name in KEY[2:])
+    rank, group, node, gpu, uuid, port, place = (labels[name] for name in KEY[2:])
     count, _, of_many = rank.partition(" ")
     ranks = range(int(count)) if of_many and count.isdecimal() else members(rank)  # of many, only the number is known
-    return Place(int(rank) if rank.isdecimal() else None, *others, ranks=tuple(ranks), place=place)
+    return Place(int(rank) if rank.isdecimal() else None, group, node, gpu, uuid, port, tuple(ranks), place)
 
 
 def _seconds(sample: Sample) -> list[float]:

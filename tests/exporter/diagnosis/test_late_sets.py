@@ -198,14 +198,14 @@ def test_all_ranks_that_are_late_in_turn_from_the_start_have_uneven_work() -> No
     assert ("rotating_straggler", "usual") in {(one.candidate.kind, one.lacks) for one in trial.verdicts[-1].pending}
 
 
-@pytest.mark.parametrize("phase", ["forward", "other", "rollout"])
-def test_uneven_work_from_the_start_is_no_finding_in_any_phase(phase: str) -> None:
+@pytest.mark.parametrize(("ranks", "phase"), [(8, "forward"), (8, "other"), (8, "rollout"), (16, "forward")])
+def test_uneven_work_from_the_start_is_no_finding_in_any_phase(ranks: int, phase: str) -> None:
     draw = random.Random(1)
 
     def uneven(_step: int, _rank: int, work: Work) -> None:
         work[phase] = work.get(phase, 0.0) + 0.1 * math.exp(draw.gauss(0, 0.5))
 
-    assert not Trial(Training(8)).trained(200, uneven).kinds()
+    assert not Trial(Training(ranks)).trained(200, uneven).kinds()
 
 
 def test_two_ranks_with_uneven_work_among_even_ones_are_named() -> None:

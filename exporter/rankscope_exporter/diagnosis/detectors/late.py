@@ -69,9 +69,9 @@ FEW, MOST_OF_BLAME, TURNS = 8, 0.9, 6
 """Ranks that are late in turn are named if at most so many are late in so much of the time, after so many turns."""
 
 
-def measure(window: Window) -> Mapping[int | None, float]:
+def measure(window: Window) -> Mapping[int, float]:
     """Return the wait of each rank for later ones. The lag of any set follows from it."""
-    return {rank: wait for rank, wait in window.run.skews.items()}  # noqa: C416 - its keys may be None
+    return window.run.skews
 
 
 def sets(run: RunFacts, thresholds: Thresholds, known: Collection[int] = ()) -> Iterator[Ranks]:

@@ -30,7 +30,7 @@ class LossDetector(NamedTuple):
     """A loss detector: pure functions of a window."""
 
     kind: str
-    measure: Callable[[Window], Mapping[int | None, float]]
+    measure: Callable[[Window], Mapping[Any, float]]
     """Returns the loss of the whole run (key None), or what the loss of sets of ranks follows from, by rank. An unknown
     value is absent."""
     explain: Callable[[Window, Any], Candidate | None]
