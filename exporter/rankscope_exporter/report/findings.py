@@ -58,16 +58,16 @@ class PendingReport:
     cause: str
     ratio: float
     rank: int | None
-    ranks: tuple[int, ...]
     node: str
     gpu: str
-    place: str
     lacks: str
     """A key of LACKS."""
     reason: str
     remaining_seconds: float | None
     """Seconds until it is a finding if it lasts; None if unknown."""
     sentence: str
+    ranks: tuple[int, ...] = ()
+    place: str = ""
 
 
 def report_finding(run: Run, finding: Finding, at: float, unix: float) -> FindingReport:
