@@ -29,9 +29,10 @@ def where(candidate: Candidate) -> str:
     if place.rank is not None and named in ("", gpu):
         first, around = ranks, [place.node, gpu, also]
     else:
-        first, around = named or f"set of {ranks}", [ranks if named else "", place.node, also]
-    around = [text for text in around if text and text not in first]
-    return first[0].upper() + first[1:] + (f" ({', '.join(around)})" if around else "")
+        node = place.node if named != f"node {place.node}" else ""
+        first, around = named or f"set of {ranks}", [ranks if named else "", node, also]
+    text = ", ".join(filter(None, around))
+    return first[0].upper() + first[1:] + (f" ({text})" if text else "")
 
 
 def _ranks(place: Place) -> str:

@@ -196,3 +196,38 @@ def test_transfer_is_explained_by_a_rank_that_aggregates_for_the_others_and_by_n
     assert explanation(transfer, [transfer, aggregating]) is aggregating
     assert explanation(transfer, [transfer, slow]) is None
     assert explanation(aggregating, [transfer, aggregating]) is None
+
+
+SETS = [
+    (Place(ranks=(4, 5, 6, 7), node="node-a"), "4-7", "Set of ranks 4-7 (node-a)"),
+    (Place(ranks=(0, 2, 5)), "0,2,5", "Set of ranks 0,2,5"),
+    (Place(ranks=(3, 7), node="node-a", place="context 3"), "3,7", "Context place 3 (ranks 3,7, node-a)"),
+    (Place(ranks=tuple(range(512))), "512 ranks", "Set of 512 ranks"),
+    (Place(ranks=(2, 3), node="n", gpu="1", uuid="u", place="GPU 1"), "2-3", "GPU 1 (ranks 2-3, n)"),
+    (
+        Place(ranks=tuple(range(8)), node="n", place="node n", also="expert 1"),
+        "0-7",
+        "Node n (ranks 0-7, expert place 1)",
+    ),
+    (
+        Place(3, "", "n", "3", "u", ranks=(3,), place="GPU 3", also="context 3"),
+        "3",
+        "Rank 3 (n, GPU 3, context place 3)",
+    ),
+    (Place(3, "", "n", ranks=(3,), place="context 3", also="GPU 3"), "3", "Context place 3 (rank 3, n, GPU 3)"),
+]
+
+
+@pytest.mark.parametrize(("place", "label", "named"), SETS)
+def test_a_set_of_late_ranks_is_named_by_its_place_and_its_ranks(place: Place, label: str, named: str) -> None:
+    candidate = Candidate("straggler", 0.2, "backward", place)
+    assert place.rank_label == label
+    assert sentence(RUN, candidate).startswith(f"{named} slows down run ")
+    assert f"`rankscope stacks --rank {'0' if len(place.ranks) > 8 else label}`" in advice(
+        Candidate("straggler", 0.2, "other", place)
+    )
+
+
+def test_few_ranks_that_are_late_in_turn_are_named() -> None:
+    candidate = Candidate("rotating_straggler", 0.3, "uneven_work", Place(ranks=(1, 3, 5)))
+    assert sentence(RUN, candidate).startswith("Ranks 1,3,5 of run ")
