@@ -105,7 +105,7 @@ def test_the_same_fault_of_one_rank_after_the_other_is_none_of_the_whole_run(pha
 
 
 def test_ranks_that_are_late_in_turn_are_no_longer_when_one_of_them_is_always_late() -> None:
-    late = late_in_turn("other", 0.08)
+    late = late_in_turn("h2d_copy", 0.08)
     trial = Trial(Training(2)).trained(60, late)
     (before,) = trial.opened("rotating_straggler")
     last = trial.train(60, late, spend("backward", 0.6, 1))
