@@ -209,7 +209,7 @@ class LossFindings:
 
         If one of the others is late now, the set may not be complete. It is empty then, for some seconds.
         """
-        if len(ranks) == 1:
+        if len(ranks) < 2:
             return ranks
         others, level, steady = self._parts.peers.others(ranks), self._thresholds.loss / 2, []
         are_late = [lag > level for lag in span.lags(late.KIND, ranks, others)]
@@ -235,9 +235,11 @@ class LossFindings:
         What was found before is over, and does not count again.
         """
         ended_at = self._returns.ended_at(key)
+        ranks = self._parts.peers.still_late(key[1]) if isinstance(key[1], tuple) else ()
         for one in self._parts.lasting(key, allowance):
             is_chance = one.chance >= self._thresholds.chance * min(one.span.seconds / CHANCE_SECONDS, 1.0)
-            if one.span.begins >= ended_at and not is_chance and self._exceeds(key, one, allowance):
+            is_reached = one.span.begins >= ended_at and not is_chance and self._exceeds(key, one, allowance)
+            if is_reached and self._steady(ranks, one.span) == ranks:
                 yield one
 
     def _exceeds(self, key: Key, lasting: Lasting, allowance: float) -> bool:
@@ -369,8 +371,11 @@ class Returns:
         """By key: the longest time between two events of the finding."""
 
     def ended_at(self, key: Key) -> float:
-        """Return the end of the earlier finding."""
-        return self._ended[key][1] if key in self._ended else -math.inf
+        """Return the end of the earlier finding, or of the last one about any of the same ranks."""
+        (kind, ranks), ended = key, self._ended.items()
+        own = {*ranks} if isinstance(ranks, tuple) else {ranks}
+        same = (at for (one, of), (_, at) in ended if one == kind and own & ({*of} if isinstance(of, tuple) else {of}))
+        return max(same, default=-math.inf)
 
     def forget(self, ranks: Collection[int]) -> None:
         """Drop the findings of some ranks."""
