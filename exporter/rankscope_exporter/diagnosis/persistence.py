@@ -312,7 +312,7 @@ class LossFindings:
         span = self._parts.span(PERIODS * self._returns.gap(key)) or shortest
         span = span if span.begins < shortest.begins else shortest
         mean, window = self._mean(key, span), since(span.begins)
-        is_unknown = mean is None and key in self._parts.keys
+        is_unknown = mean is None and (key in self._parts.keys or isinstance(key[1], tuple))
         if is_unknown and at - self._above.setdefault(key, at) <= UNKNOWN_SECONDS:
             return
         is_above = loss >= limits.release * limits.loss
