@@ -132,7 +132,7 @@ def test_long_steps_are_no_hangs_and_a_hang_is_found_by_their_pace(seconds: floa
     watch(trial, 3.0 * 1.6 * seconds, scaled(factor, drift, spend("backward", 0.12, 1)))
     assert not hangs(trial)
     onset = training.now
-    watch(trial, 5.0 * seconds, scaled(factor, hang("backward", 0)))
+    watch(trial, 8.0 * seconds, scaled(factor, hang("backward", 0)))
     (found,) = trial.opened("hang")
     assert found.candidate.place.rank == 0
     assert found.opened - onset > 2.0 * seconds

@@ -16,7 +16,8 @@ from testing.simulated_job import even, lagging
 from rankscope.record.quantities import duration
 from rankscope_exporter.diagnosis.findings import Candidate, Pending, Place
 from rankscope_exporter.job_report import saved
-from rankscope_exporter.ranks.collectors.findings import CAUSES, LOST_SECONDS, SPENT
+from rankscope_exporter.ranks.collectors.findings import LOST_SECONDS, SPENT
+from rankscope_exporter.ranks.diagnosis_service import CAUSES
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.as_json import as_json
@@ -46,11 +47,11 @@ def test_time_that_only_the_gpu_knows_is_unknown_and_not_lost(run_dir: Path) -> 
     said = " ".join(describe.summary(run))
     assert "unknown: the GPUs have not been measured yet" in said
     assert "useful" not in said
-    values = job.findings._values(0.0)
-    by_cause = {labels[2]: value for labels, value in values[LOST_SECONDS].items()}
+    samples = [sample for family in job.findings.poll(job.look.scan) for sample in family.samples]
+    by_cause = {one.labels["cause"]: one.value for one in samples if one.name == LOST_SECONDS.name}
     assert by_cause.keys() == {*CAUSES}
     assert sum(by_cause.values()) == 0.0
-    spent = {labels[2]: value for labels, value in values[SPENT].items()}
+    spent = {one.labels["cause"]: one.value for one in samples if one.name == SPENT.name}
     assert sum(spent.values()) == pytest.approx(60.0, rel=0.1)
     assert spent["unknown"] > 0.8 * 60.0
 
