@@ -123,7 +123,7 @@ class RunFacts:
 
     @cached_property
     def skews(self) -> Mapping[int, float]:
-        """By compared rank: its wait for later ones of its peers, as a ratio of the step."""
+        """Each compared rank's wait for later ones of its peers, as a ratio of the step."""
         skews: dict[int, float] = {}
         for members in self.peers.values():
             compared = [one for one in members if one.lag is not None]
