@@ -139,7 +139,7 @@ def test_steady_levels_name_only_the_place_with_most_work(replicas: int) -> None
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 def test_each_of_three_levels_is_a_finding(ratio: float) -> None:
-    """In the second case, the two late levels are nearer to each other."""
+    """The two late levels are nearer to each other in the second case."""
     levels = spend("backward", 0.08, 4, 5), spend("backward", 0.08 * (1.0 + ratio), 6, 7)
     trial = Trial(Training(8)).trained(30, drift).trained(40, drift, *levels)
     named = {rank for verdict in trial.verdicts for one in verdict.findings for rank in one.candidate.place.ranks}
