@@ -42,7 +42,7 @@ RATES, OF_GPU = 6, slice(4, 6)
 
 
 class Totals(NamedTuple):
-    """What the ranks' processes have counted."""
+    """Counters of the ranks' processes."""
 
     by_rank: Array
     common: Array
