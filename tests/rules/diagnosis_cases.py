@@ -354,8 +354,8 @@ SENDING = Fault(
         }
     )
 )
+SMALL_PIPELINE = Case("a pipeline of a small model", SENDING, usual=SENDING)
 DECOYS = (
-    Case("a pipeline of a small model", SENDING, usual=SENDING),
     Case("an evaluation pass of all ranks", Fault(everywhere(phases(evaluation=0.97, forward=0.01, backward=0.02)))),
     Case("longer sequences for all", Fault(everywhere({"rankscope_rank_steps_total": STEPS / 1.5}))),
     Case(

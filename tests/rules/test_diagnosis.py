@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from testing import promtool
-from tests.rules.diagnosis_cases import ALL_LOADERS_SLOW, CASES, FAULTS, ONLY_BY_THE_DEVICE
+from tests.rules.diagnosis_cases import ALL_LOADERS_SLOW, CASES, FAULTS, ONLY_BY_THE_DEVICE, SMALL_PIPELINE
 
 BY_BOTH_CLOCKS = tuple(product(("host", "device"), (promtool.PRODUCTION, promtool.FAST)))
 
@@ -53,6 +53,13 @@ def test_the_description_names_a_shortage_of_cpus(complaint: str) -> None:
     assert [re.findall(r"The ranks of run (\S*) slow each other down in turn", text) for text in texts] == [
         ["all-ranks-share-too-few-CPUs"]
     ]
+
+
+@pytest.mark.parametrize(("clock", "speed"), BY_BOTH_CLOCKS)
+def test_the_sends_of_a_pipeline_are_no_small_collectives(clock: str, speed: promtool.Speed, tmp_path: Path) -> None:
+    """Not with the other cases: promtool refuses more samples in one query."""
+    case = replace(SMALL_PIPELINE, clock=clock)
+    assert not promtool.complaint(promtool.all_of([case], speed), speed, tmp_path / "test.yml")
 
 
 @pytest.mark.parametrize("speed", [promtool.PRODUCTION, promtool.FAST], ids=lambda speed: speed.name)
