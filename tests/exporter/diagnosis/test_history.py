@@ -160,9 +160,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 STATES = (
-    st.fixed_dictionaries(
-        {"kinds": JSON, "rows": JSON, "pace": JSON, "minutes": JSON, "stepped": JSON, "speed": JSON}
-    )
+    st.fixed_dictionaries({"kinds": JSON, "rows": JSON, "pace": JSON, "minutes": JSON, "stepped": JSON, "speed": JSON})
     | JSON
 )
 
