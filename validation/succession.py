@@ -8,7 +8,7 @@ Each pair of faults is injected for 40 s each, on the same rank and on another o
 them, with two and four ranks, on the host's clock and on the device's. A scene is right if each fault has one finding,
 with its cause and its rank, that begins at its onset (from 8 s before, since a rank may have lagged without a gap, to
 3 s after), if there is no other finding, and if none is open 60 s after the end. A hang lasts for 80 s. It sets the
-run's pace for an hour, so a second one lasts for 310 s.
+pace of its rank for an hour, so a second one lasts for 340 s.
 
 Ranks and time are simulated, and computing varies at random by 3%. The diagnosis is the exporter's, once a second, with
 the thresholds as shipped. With `--real`, some of these pairs are injected into a real job, and notifications are
@@ -46,7 +46,7 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 HANG = "hang"
 LASTS, OBSERVED = 40.0, 61.0  # seconds of a fault, and after the second one
-HANG_LASTS, SECOND_HANG_LASTS = 80.0, 310.0
+HANG_LASTS, SECOND_HANG_LASTS = 80.0, 340.0
 TRAINS_FOR = 330.0  # seconds before the first fault: then the run has a pace
 GAPS, SIZES, CLOCKS = (0, 10, 40, 120), (2, 4), (HOST, DEVICE)
 CAUSES = ("data_wait", "h2d_copy", "backward", "optimizer", "other", HANG)

@@ -17,7 +17,7 @@ from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.speed import Speed
-from rankscope_exporter.diagnosis.standstill import AWAITED, Longest, Pace
+from rankscope_exporter.diagnosis.standstill import Longest, Pace, is_key
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 ROW_SECONDS = 15.0
@@ -237,7 +237,7 @@ class History:
             for age, moved, *rest in state["rows"]
         ]
         minutes = [Minute(at - finite(age), *map(finite, rest)) for age, *rest in state["minutes"]]
-        pace = {name: Longest(*map(finite, rest)) for name, *rest in state.get("pace", ()) if name in AWAITED}
+        pace = {name: Longest(*map(finite, rest)) for name, *rest in state.get("pace", ()) if is_key(name)}
         stepped_since = None if state["stepped"] is None else at - finite(state["stepped"])
         self.speed.restore(state["speed"], at)
         self._pace.stepped_since = stepped_since

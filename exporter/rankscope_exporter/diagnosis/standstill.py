@@ -32,6 +32,8 @@ STARTUP, OTHER, OUTSIDE = "startup", "other", "outside"
 be a pause, as for rollouts by another process, and says nothing about ranks that wait for one of them."""
 AWAITED = frozenset((*phases.NAMES, OUTSIDE, FINISHED, STOPPED)) - {STARTUP}
 """All that has a pace. A script's own phases count as `other`. No start-up predicts how long the next one takes."""
+UNNAMED = (OUTSIDE, *phases.PLANNED)
+"""What no single rank is blamed for: long waits for it are the pace of all ranks."""
 SILENT = 5.0
 """Seconds without an event after which a rank is stuck in its phase, or waits in its collective."""
 MIN_PAUSE = 0.5
@@ -40,6 +42,8 @@ GOES_ON = 60.0  # longest time for which ranks go on after a rank that they wait
 EVER, HOUR = 1.5, 3600.0
 """Multiple of the longest standstill of all after which a run hangs, and the time of the longest recent one."""
 ROUNDING = 1e-3
+PACES = 64
+"""The most paces of a run that are kept."""
 
 Issued = Mapping[int, Mapping[str, float]]
 """The number of issued collectives by rank and group."""
@@ -81,14 +85,14 @@ class Pace:
         self._thresholds = thresholds
         self.standstill: Standstill | None = None
         self.longest: dict[str, Longest] = {}
-        """By what the run waited for."""
+        """By what the run waited for, or by `key` if it waited so long that it was a hang."""
         self.stepped_since: float | None = None
         self._steps, self._stepped_at = 0.0, -inf
         """The number of steps, and when it last changed."""
         self._recorded: float | None = None
         """The longest step before the first reading, if the run had then stepped for long enough."""
-        self._waited: dict[str, float] = {}
-        """Since the last progress: how long the run has waited for what."""
+        self._waited: dict[tuple[str, int], float] = {}
+        """Since the last progress: how long the run has waited for what, and for which rank."""
         self._then: dict[int, RankReading] = {}
         """By rank: the reading since which its phases are counted."""
         self._last: Ranks = ()
@@ -135,13 +139,18 @@ class Pace:
     def _end(self, at: float, standing: Collection[str]) -> None:
         """End the standstills of all but ranks that are still in planned phases."""
         going_on = {*standing} & {*phases.PLANNED}
-        for awaited, seconds in self._waited.items():
+        limits, least = self.limits(at), self.shortest_limit or inf
+        for (awaited, rank), seconds in self._waited.items():
             if awaited not in going_on and self.stepped_since is not None:
-                known = self.longest.get(awaited, Longest(0.0, 0.0, at))
+                is_hang = awaited not in UNNAMED and seconds >= max(least, limits.get(awaited, 0.0))
+                name = key(awaited, rank) if is_hang else awaited
+                known = self.longest.get(name, Longest(0.0, 0.0, at))
                 is_longer = seconds >= known.recent or at - known.ended > HOUR
                 recent = (seconds, at) if is_longer else (known.recent, known.ended)
-                self.longest[awaited] = Longest(max(known.ever, seconds), *recent)
-        self._waited = {awaited: seconds for awaited, seconds in self._waited.items() if awaited in going_on}
+                self.longest[name] = Longest(max(known.ever, seconds), *recent)
+        while len(self.longest) > PACES:
+            del self.longest[min(self.longest, key=lambda name: self.longest[name].ended)]
+        self._waited = {one: seconds for one, seconds in self._waited.items() if one[0] in going_on}
 
     def limits(self, at: float) -> Mapping[str, float]:
         """Return the seconds after which the run hangs, by what it waits for, as far as its pace is known."""
@@ -176,7 +185,8 @@ class Pace:
             awaited = cause if cause == STOPPED else _awaited(one, phase, has_waiting=has_waiting)
             seconds = min(seconds, at - self._stopped_at)
             if awaited in AWAITED:
-                self._waited[awaited] = max(seconds, self._waited.get(awaited, 0.0))
+                one_awaited = awaited, one.rank
+                self._waited[one_awaited] = max(seconds, self._waited.get(one_awaited, 0.0))
             stands = min(stands, seconds)
         return Standstill(one, cause, awaited, stands, behind, has_waiting, has_evidence)
 
@@ -190,6 +200,17 @@ class Pace:
             return one.phase, max(spent.get(one.phase, 0.0), one.at - one.last_progress)
         phase = max(spent, key=spent.__getitem__)
         return phase, spent[phase]
+
+
+def key(awaited: str, rank: int) -> str:
+    """Return the name of the pace of what the run waits for while it waits for this rank."""
+    return f"{awaited} {rank}"
+
+
+def is_key(name: str) -> bool:
+    """Return whether a pace may have this name."""
+    awaited, _, rank = name.partition(" ")
+    return awaited in AWAITED and (not rank or rank.isdecimal())
 
 
 def _awaited(one: RankReading, phase: str, *, has_waiting: bool) -> str:

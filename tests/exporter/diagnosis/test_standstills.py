@@ -11,7 +11,7 @@ from testing.readings import STEP, Adjust, Change, Training, Trial, drift, hang,
 
 from rankscope_exporter.diagnosis.judge import RunJudge
 from rankscope_exporter.diagnosis.readings import RankReading
-from rankscope_exporter.diagnosis.standstill import AWAITED
+from rankscope_exporter.diagnosis.standstill import AWAITED, PACES
 
 
 def scaled(factor: float, *changes: Change) -> Change:
@@ -209,3 +209,17 @@ def test_a_run_without_an_optimizer_is_no_slow_start_up(last_event: float, is_sl
     adjust: Adjust = lambda one: replace(one, last_progress=min(one.at - 0.1, last_event))  # noqa: E731
     trial = Trial(Training(2, startup=inf, adjust=adjust)).trained(5000 if not is_slow else 1000)
     assert trial.kinds() == ({"slow_startup"} if is_slow else set())
+
+
+def test_a_hang_lengthens_the_limit_of_its_own_rank_alone() -> None:
+    trial = Trial(Training(2)).trained(330)
+    trial.train(1, spend("other", 80.0, 1))
+    trial.train(100)
+    assert trial.find(hang("other", 0))[0] <= 60.0
+
+
+def test_the_paces_of_a_run_are_limited() -> None:
+    pace = Trial(Training(2)).trained(330).judge.history._pace
+    pace._waited = {("backward", rank): 100.0 for rank in range(1000)}
+    pace._end(400.0, ())
+    assert len(pace.longest) <= PACES

@@ -6,8 +6,9 @@ rank fetches or generates without end.
 
 The run hangs if it has waited for the same thing for `stuck_pace` times the longest such wait in the last hour, and 1.5
 times the longest one ever. What it waits for is the phase of the rank that the others wait for, or that all ranks are
-in. Outside of all phases, these differ: a pause of all ranks, as for rollouts by another process, does not lengthen the
-limit of ranks that wait in a collective for one of them. The limit is at least
+in; a wait that was a hang counts for its rank alone. Outside of all phases, these differ: a pause of all ranks, as for
+rollouts by another process, does not lengthen the limit of ranks that wait in a collective for one of them. The limit
+is at least
 
 - `stuck_floor` seconds, when the run has stepped for `pace_known_after` seconds. For a run that has trained for longer
   than the exporter, 1.5 times the longest step that it recorded if that is more.
@@ -53,7 +54,7 @@ from rankscope_exporter.diagnosis.detectors.startup import is_training
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
-from rankscope_exporter.diagnosis.standstill import OUTSIDE, SILENT, STARTUP, Standstill
+from rankscope_exporter.diagnosis.standstill import OUTSIDE, SILENT, STARTUP, Standstill, key
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "hang"
@@ -123,7 +124,7 @@ def stall_limit(run: RunFacts, past: Past, found: Standstill, thresholds: Thresh
         least = thresholds.planned
     else:
         least = thresholds.stuck
-    return max(least, past.pace.get(found.awaited, 0.0))
+    return max(least, *(past.pace.get(name, 0.0) for name in (found.awaited, key(found.awaited, found.rank.rank))))
 
 
 def _planned(run: RunFacts) -> Collection[str]:
