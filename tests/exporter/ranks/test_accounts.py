@@ -191,7 +191,7 @@ def test_an_ended_finding_is_in_the_journal_with_its_begin_and_end(job: JudgedJo
     end = job.now
     job.train(120)
     (found,) = entries(state_dir, "finding")
-    assert (found["kind"], found["rank"], found["cause"], found["run"]) == ("straggler", 2, "optimizer", "r")
+    assert (found["kind"], found["rank"], found["cause"], found["run"]) == ("straggler", "2", "optimizer", "r")
     assert found["begin"] - BOOTED == pytest.approx(begin, abs=15)
     assert end - 1 <= found["end"] - BOOTED < job.now
     assert 0.2 < found["ratio"] < 0.5
