@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from statistics import fmean
 from typing import Any
 
 from rankscope.record import phases
@@ -43,6 +44,8 @@ MAX_SECONDS_WITHOUT_ALIGNED = 15.0
 """Seconds after which a part ends although none of its steps was compared."""
 STALLED_STEPS = 2.0
 """Steps for which no rank makes progress, after which a possible hang hides what was found in the steps before it."""
+MOSTLY = 0.8
+"""Ratio of planned phases from which a part says nothing about the losses in steps."""
 RECENT_READINGS = 24
 """The number of newest readings that are all kept; older ones are thinned out, so that gaps grow with age."""
 READINGS_LIMIT, MIN_READINGS = 48, 8
@@ -252,7 +255,8 @@ class RunJudge:
         begin, before = self._readings[-1]
         self._remember(at, readings)
         part = self._window(before, readings)
-        if part.run.ranks and part.run.device_steps:
+        planned = fmean(one.planned_ratio for one in part.run.ranks) if part.run.ranks else 0.0
+        if planned < MOSTLY and part.run.device_steps:  # else it shows little of the steps
             self._losses.add(at, at - begin, part)
             self._losses.update(at, lambda begins: self._since(begins, readings))
 

@@ -244,6 +244,8 @@ class LossFindings:
 
     def _exceeds(self, key: Key, lasting: Lasting, allowance: float) -> bool:
         mean = self._mean(key, lasting.span) if key == IN_TURN else lasting.mean
+        if key != IN_TURN:  # a checkpoint in the newest parts makes what is usual for them small
+            allowance = max(allowance, self._allowance(key, None, lasting.span))
         return mean is not None and mean - allowance > self._thresholds.limit(lasting.span.seconds)
 
     def _allowance(self, key: Key, candidate: Candidate | None, shortest: Span) -> float:
