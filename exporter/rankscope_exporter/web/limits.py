@@ -39,9 +39,8 @@ queue is full, the client tries again after a second."""
 
 ACCEPT_QUEUES = 256
 """Queues of new connections, by client address. One of each is accepted in an iteration of the event loop, at about
-0.06 ms each. A client that shares a queue with an address that fills it waits for seconds, as one of four clients did
-during attacks from twenty addresses with 64 queues. With many short queues that is rare, and takes less time than with
-a few long ones."""
+0.06 ms each. A client that shares a queue with an address that fills it waits for seconds, as the scraper of two sieges
+did with 64 queues. With many short queues that is rare, and takes less time than with a few long ones."""
 
 ITERATION_SECONDS = 0.002
 """Time in an iteration of the event loop for requests, also if all are from one address: they are handled as fast as
