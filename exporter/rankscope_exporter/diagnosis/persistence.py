@@ -136,7 +136,8 @@ class LossFindings:
             of_run.pop(late.IN_TURN, None)
         references = {USEFUL: useful, STEPS_RATE: steps_rate, BYTES_RATE: part.run.bytes_rate}
         self._history.add(at, of_run, *references.values())
-        losses |= references
+        if not is_unmeasured:  # what is usual is unknown, too
+            losses |= references
         rivals = [
             [(detector.kind, one.rank) for one in members]
             for detector in LOSSES
@@ -275,7 +276,8 @@ class LossFindings:
     def _baseline(self, key: Key, before: float, shortest: Span, quantile: float) -> float | None:
         useful, steps_rate = shortest.median(USEFUL), shortest.steps_rate()
         bytes_rate, of_all = (shortest.mean(rate) or 0.0 for rate in (BYTES_RATE, STEPS_RATE))
-        return self._history.baseline(key[0], before, useful, steps_rate, quantile, bytes_rate / of_all)
+        step_bytes = bytes_rate / of_all if of_all else 0.0
+        return self._history.baseline(key[0], before, useful, steps_rate, quantile, step_bytes)
 
     def _begin(self, at: float, key: Key, lasting: Lasting, allowance: float, since: Since) -> bool:
         """Begin a finding if its detector explains the loss. Return whether it did."""
