@@ -96,6 +96,11 @@ class RunDirectory:
         self._log = FileLog()
         self._lock = threading.Lock()  # scrapes come from several threads
 
+    def close(self) -> None:
+        """Close the directories whose listing is unfinished; an exporter leaves that to its exit."""
+        for listing in self._listings.values():
+            listing.close()
+
     def scan(self, *, with_steps: bool = False) -> Scan:
         """Read every record once; `with_steps`, also their last steps. An unreadable file does not affect others."""
         with self._lock, ExitStack() as directories:
