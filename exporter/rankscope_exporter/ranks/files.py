@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from pathlib import Path
 
 from rankscope.record.layout import SIZE
 from rankscope.record.listing import RankFile, take_turns
@@ -22,18 +21,17 @@ OWNER_FILES_LIMIT = 256  # files of one owner per scan, which take 15 ms
 def fair_share(
     files: Iterable[RankFile],
     limit: int,
-    known: Collection[Path] = frozenset(),
     unreadable: Collection[tuple[int, int, int]] = frozenset(),
     owner_limit: int = OWNER_FILES_LIMIT,
 ) -> list[RankFile]:
     """Return at most `limit` of the files: the newest of each owner, then the second newest of each, and so on.
 
-    Files in `known`, which hold shown ranks, come first. Files with another length than a record, or whose stamp is in
+    Known files, which hold shown ranks, come first. Files with another length than a record, or whose stamp is in
     `unreadable`, come last. A new file is therefore read soon, even if there are more owners than files to read.
     """
 
     def priority(file: RankFile) -> int:
-        if file.path in known:
+        if file.is_known:
             return 0
         return 2 if file.size != SIZE or file.stamp in unreadable else 1
 
@@ -43,10 +41,10 @@ def fair_share(
     return sorted(take_turns(by_owner, owner_limit, principal=principal), key=priority)[:limit]
 
 
-def each_once(files: Iterable[RankFile], known: Collection[Path]) -> list[RankFile]:
+def each_once(files: Iterable[RankFile]) -> list[RankFile]:
     """Return one name of each file, preferably a known one. Hard links do not use up their owner's share."""
     found: dict[tuple[int, int, int], RankFile] = {}
     for file in files:
-        if file.stamp not in found or file.path in known:
+        if file.stamp not in found or file.is_known:
             found[file.stamp] = file
     return list(found.values())

@@ -22,7 +22,7 @@ from rankscope_exporter.ranks.share import BARE_SERIES, SERIES_OF_GROUP, SERIES_
 BURST = 100_000
 SERIES_PER_HOUR = 300_000
 HOUR = 3600.0  # seconds
-NAMES_REMEMBERED = 65_536  # six times as many as on a page: 8 MB
+NAMES_REMEMBERED = 32_768  # three times as many as on a page: 4 MB
 OWNERS_REMEMBERED = 4096
 SERIES_OF_RANK = BARE_SERIES + SERIES_OF_OP * len(OPS)
 

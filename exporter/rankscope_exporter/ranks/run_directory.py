@@ -106,10 +106,12 @@ class RunDirectory:
         with self._lock, ExitStack() as directories:
             skipped = Skipped()
             known = {rank.snapshot.path for rank in self._shown.values()}
-            files = each_once(self._files(known, directories, skipped), known)
-            chosen = fair_share(files, self._files_limit, known, self._unreadable)
+            files = each_once(self._files(known, directories, skipped))
+            chosen = fair_share(files, self._files_limit, self._unreadable)
             skipped.count["too_many_files"] += len(files) - len(chosen)
-            found = self._current_records(chosen, skipped, with_steps)
+            # Steps are half of a record. Those of a rank that is not on the page yet may wait for the next scan.
+            first = chosen[: self._ranks_limit + len(known)] if with_steps else ()
+            found = self._current_records(chosen, skipped, {file.stamp for file in first})
             ranks = fair_page(found.values(), self._shown, self._ranks_limit)
             skipped.count["too_many_ranks"] += len(found) - len(ranks)
             admitted = [rank for rank in ranks if self._new_series.admits(rank)]
@@ -123,7 +125,7 @@ class RunDirectory:
 
     def _files(self, known: Collection[Path], directories: ExitStack, skipped: Skipped) -> Iterable[RankFile]:
         for path, listing in self._listings.items():
-            names = [one.name for one in known if one.parent == path]
+            names = {one.name for one in known if one.parent == path}
             try:
                 descriptor = open_directory(path)
                 directories.callback(os.close, descriptor)
@@ -140,11 +142,13 @@ class RunDirectory:
                 skipped.add(listed.error, listed.failures)
             yield from filter(self._policy.admits, listed.files)
 
-    def _current_records(self, files: Iterable[RankFile], skipped: Skipped, with_steps: bool) -> dict[Key, Rank]:
-        """Return the current record of each run, rank and owner."""
+    def _current_records(
+        self, files: Iterable[RankFile], skipped: Skipped, with_steps: Collection[tuple[int, int, int]]
+    ) -> dict[Key, Rank]:
+        """Return the current record of each run, rank and owner; those in `with_steps` have their last steps."""
         found: dict[Key, Rank] = {}
         ancestors = cache(lambda pid: frozenset(islice(process_stat.ancestors(pid), GENERATIONS)))
-        read = (self._read(file, skipped, with_steps) for file in files)
+        read = (self._read(file, skipped, with_steps=file.stamp in with_steps) for file in files)
         for rank in self._trainings.number([rank for rank in read if rank and self._is_shown(rank)]):
             other = found.get(rank.key)
             if other is None:
@@ -172,7 +176,7 @@ class RunDirectory:
         started = rank.snapshot.unix_field("started_unix")
         return alive, is_same_owner, has_steps, rank is child, alive and is_known, age, started
 
-    def _read(self, file: RankFile, skipped: Skipped, with_steps: bool) -> Rank | None:
+    def _read(self, file: RankFile, skipped: Skipped, *, with_steps: bool) -> Rank | None:
         try:
             offset = self._node_clock.offset()
             snapshot = read_rank(file.path, file.descriptor, with_steps=with_steps, unix_offset=offset)

@@ -73,8 +73,8 @@ SLOW_PAGE_INTERVAL = 1.0
 SLOW_PAGE_SHARE = 0.05
 """Share of a CPU for each of the two. A page for eight ranks takes about 5 ms, so that the interval bounds it."""
 
-PAGE_BYTES = 8 * 1024 * 1024
-"""Size of all different pages that are being sent: three of the largest that attacks made. One page may be larger if it
+PAGE_BYTES = 6 * 1024 * 1024
+"""Size of all different pages that are being sent: three of the largest that attacks make. One page may be larger if it
 is the only one."""
 
 WRITE_BYTES = 64 * 1024

@@ -207,6 +207,17 @@ def test_more_ranks_than_the_limit_are_not_shown_and_counted(run_dir: Path, livi
     assert scan.ranks[0].snapshot.info["rank"] == "7"  # living ranks come first
 
 
+def test_the_steps_of_a_shown_rank_are_read_and_those_of_other_files_only_up_to_the_limit(run_dir: Path) -> None:
+    for number in range(4):
+        leave_record(run_dir, f"r.{number}", ended_unix=NOW, rank=str(number))
+    with living_rank(run_dir, "late", rank="7"):
+        os.utime(run_dir / "late.rank", (0, 0))  # the oldest file is read last, unless it is shown
+        directory = RunDirectory([run_dir], Clock(NOW), ranks_limit=1)
+        (first,), (second,) = (directory.scan(with_steps=True).ranks for _ in range(2))
+    assert (first.snapshot.info["rank"], second.snapshot.info["rank"]) == ("7", "7")
+    assert (first.snapshot.rings.steps, len(second.snapshot.rings.steps)) == (b"", 8 * layout.RING_SLOTS)
+
+
 def test_bad_names_are_logged_a_few_at_a_time(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(30):
         (run_dir / f"{number}.rank").write_bytes(b"")
@@ -252,7 +263,7 @@ def owned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def with_owners(*arguments: Any) -> Listed:
         listed = look(*arguments)
-        return replace(listed, files=[replace(file, owner=int(file.name[0])) for file in listed.files])
+        return replace(listed, files=[file._replace(owner=int(file.name[0])) for file in listed.files])
 
     monkeypatch.setattr(Listing, "look", with_owners)
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from rankscope.record.layout import SIZE
 from rankscope.record.reader import UnreadableRecordError
@@ -23,8 +23,7 @@ NAMES_LIMIT = 32_768  # of any kind: 40 ms
 CANDIDATES_LIMIT = 4096  # with a record's suffix: 60 ms
 
 
-@dataclass(frozen=True)
-class RankFile:
+class RankFile(NamedTuple):
     """A file that may be a record. `descriptor` is the open `directory`, in which its name is looked up."""
 
     directory: Path
@@ -35,6 +34,7 @@ class RankFile:
     size: int = SIZE
     stamp: tuple[int, int, int] = (0, 0, 0)
     """The device and number of its inode, and the inode's change time."""
+    is_known: bool = False
 
     @property
     def path(self) -> Path:
@@ -54,7 +54,7 @@ class Listed:
     """The reason if files could not be looked up."""
 
 
-@lru_cache(maxsize=CANDIDATES_LIMIT)
+@lru_cache(maxsize=1024)
 def _join(directory: Path, name: str) -> Path:
     """Return the same path for the same file at every scan: a new one and its hash take as long as reading the file."""
     return directory / name
@@ -74,7 +74,7 @@ class Listing:
         self._rest: Iterator[os.DirEntry[str]] = iter(())
         self._directory = (0, 0)
 
-    def look(self, descriptor: int, known: Iterable[str] = ()) -> Listed:
+    def look(self, descriptor: int, known: Collection[str] = ()) -> Listed:
         """Return the files in the open directory that may be records, including the names in `known`. Raises OSError.
 
         Each file fails by itself. In a directory that may be read but not entered, all files fail and are counted.
@@ -93,8 +93,8 @@ class Listing:
                 failures, why = failures + 1, "something is mounted there"
                 continue
             stamp = (status.st_dev, status.st_ino, status.st_ctime_ns)
-            file = RankFile(self._path, name, descriptor, status.st_uid, status.st_mtime, status.st_size, stamp)
-            files.append(file)
+            of_file = status.st_uid, status.st_mtime, status.st_size, stamp
+            files.append(RankFile(self._path, name, descriptor, *of_file, is_known=name in known))
         failure = UnreadableRecordError("unreadable", self._path, f"files in it: {why}") if failures else None
         return Listed(files, self._open is not None, failures, failure)
 

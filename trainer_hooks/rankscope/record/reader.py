@@ -13,6 +13,7 @@ import json
 import os
 import stat
 import struct
+import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -191,7 +192,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     ):
         raise ValueError("unexpected structure")
     # Cache nothing that takes many times as much memory as its text.
-    return {name: value for name, value in info.items() if _is_flat(value)}
+    return {sys.intern(name): value for name, value in info.items() if _is_flat(value)}
 
 
 def _is_flat(value: object) -> bool:
