@@ -21,7 +21,8 @@ The cause of a straggler is the phase in which the ranks exceed the mean of the 
   limit only if those of its peers are not throttled, since more work makes that last longer
 - `foreign_process`: its GPU is shared with more processes that are not ranks than the GPU of a peer
 - `cpu_contention`: its training thread waits for CPU time, for more than `cause` times the lag
-- `aggregation`: rank 0 sends more bytes in collectives than its next peer, or its GPU is busier and uses more memory
+- `aggregation`: rank 0 sends more bytes in collectives than its next peer, or it receives data and the others wait for
+  what it sends back, or its GPU is busier and uses more memory
 - `expert_imbalance`: it sends more bytes in all_to_all than its peers, because more tokens are routed to its experts
 
 Ranks that are late in turn have the cause `gc` if Python's garbage collector explains half of the waiting; `spikes` if
@@ -57,6 +58,10 @@ REASONS = ("throttled", "foreign_process", "cpu_contention")
 RARELY_THROTTLED = 0.05
 """Ratio of the time up to which a GPU is not limited by its default power limit."""
 NOT_AGGREGATION = ("data_wait", "h2d_copy", *phases.PLANNED)
+GATHERING, ANSWERING = ("recv", "gather", "reduce"), ("recv", "broadcast", "scatter")
+"""The operations in which rank 0 receives what it aggregates, and in which the other ranks wait for its result."""
+RECEIVED = 0.01
+"""Ratio of rank 0's bytes in collectives from which on it receives data, not only single values such as the loss."""
 GONE = 0.1
 """Ratio of the lag up to which one computing phase explains nothing of it, if another one does."""
 UNEVEN_WORK, COLLECTOR, SPIKES = "uneven_work", "gc", "spikes"
@@ -156,7 +161,7 @@ def _cause(
     phase = largest if excess.get(largest, 0.0) > needed else UNKNOWN
     reason = _slow_device(run, late, others, needed, thresholds) if phase in SLOW_DEVICE else None
     is_foreign = reason == "foreign_process"
-    if phase not in NOT_AGGREGATION and _aggregates(late, others, thresholds, is_foreign=is_foreign):
+    if phase not in NOT_AGGREGATION and _aggregates(late, others, needed, thresholds, is_foreign=is_foreign):
         return "aggregation"
     if phase in SLOW_DEVICE and reason is None and _have_more_tokens(late, others, thresholds):
         return "expert_imbalance"
@@ -204,18 +209,33 @@ def _is_throttled(one: RankFacts, others: Sequence[RankFacts], thresholds: Thres
 
 
 def _aggregates(
-    late: Sequence[RankFacts], others: Sequence[RankFacts], thresholds: Thresholds, *, is_foreign: bool
+    late: Sequence[RankFacts], others: Sequence[RankFacts], needed: float, thresholds: Thresholds, *, is_foreign: bool
 ) -> bool:
     """Return whether rank 0 has the work of all ranks as well. The first stage also sends more than the next one."""
     if [one.rank for one in late] != [0]:
         return False
     both = late[0], min(others, key=lambda other: other.rank)
     own_bytes, other_bytes = (sum(each.spent.collectives.bytes.values()) - exchanged_bytes(each) for each in both)
-    if own_bytes > thresholds.aggregation * other_bytes:
+    if own_bytes > thresholds.aggregation * other_bytes or _answers(late[0], others, needed):
         return True
     own_memory, other_memory = ((each.now.gpu and each.now.gpu.memory_ratio) or 0.0 for each in both)
     own_busy, other_busy = (each.rate(each.spent.gpu.busy) or 0.0 for each in both)
     return own_memory > thresholds.aggregation * other_memory and own_busy > 0.05 + other_busy and not is_foreign
+
+
+def _answers(first: RankFacts, others: Sequence[RankFacts], needed: float) -> bool:
+    """Return whether the rank receives data and the others wait for what it sends back.
+
+    Of two ranks, one that aggregates sends no more bytes than the other.
+    """
+    counted = first.spent.collectives.bytes
+    received = sum(counted.get(operation, 0.0) for operation in GATHERING)
+    return received > RECEIVED * sum(counted.values()) and fmean(map(_answered, others)) - _answered(first) > needed
+
+
+def _answered(one: RankFacts) -> float:
+    """Return the ratio of the time in which the training thread waits for another rank's result."""
+    return sum(one.spent.collectives.seconds.get(operation, 0.0) for operation in ANSWERING) / one.seconds
 
 
 def _reason_evidence(one: RankFacts, cause: str) -> Mapping[str, float]:

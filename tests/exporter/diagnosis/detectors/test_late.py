@@ -218,6 +218,19 @@ def test_rank_0_that_sends_more_in_collectives_than_rank_1_aggregates(phase) -> 
     assert cause(adjusted(2, sends_more), phase, rank=2) == phase
 
 
+@pytest.mark.parametrize(
+    ("received", "waited", "expected"), [(1e9, SLOW, "aggregation"), (1e3, SLOW, "other"), (1e9, 0.01, "other")]
+)
+def test_rank_0_of_two_aggregates_if_the_other_one_waits_for_its_result(received, waited, expected) -> None:
+    def exchange(reading: RankReading) -> RankReading:
+        steps, is_first = reading.counters.steps, reading.rank == 0
+        by_op = {"ddp_all_reduce": 1e9 * steps, "recv": received * steps, "send": received * steps}
+        seconds = {"recv": (0.0 if is_first else waited) * steps}
+        return counting(reading, collectives=CollectiveCounters(dict.fromkeys(by_op, steps), by_op, seconds))
+
+    assert cause(Training(2, adjust=exchange), "other", rank=0) == expected
+
+
 @pytest.mark.parametrize("change", ["sends_more", "full"])
 def test_a_rank_0_that_does_no_more_than_its_stage_does_not_aggregate(change) -> None:
     """Ranks 0 and 2 are the first stage, which also has the embedding."""
