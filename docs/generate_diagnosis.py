@@ -29,13 +29,6 @@ time to. The findings are shown by
 - the exporter's status page `/`, and [`/api/v1/runs`](api.md) as JSON
 - the metrics of [runs and findings](metrics.md), such as `rankscope_finding_ratio`, and the alerts made from them
 
-```
-records, NVML, /proc ─▶ readings ─▶ facts ─▶ detectors ─▶ persistence ─▶ priority ─▶ findings
-  once a second         counters    rates    candidates   has it lasted?  explained    rank, cause,
-                        and state   over a   and their    end, severity   by another?  severity, since,
-                                    window   causes                                    evidence
-```
-
 An exporter diagnoses a run only if all ranks below its world size are on its node and it reads their GPUs
 (`rankscope_run_judged_info`). Prometheus' rules diagnose the others, and take over when the exporter does not answer.
 
@@ -57,6 +50,27 @@ other one for the exporter's user, for example with `install -d -m 750 -o USER D
 a user is [limited](security.md#the-commands), and a large state is saved less often.
 
 Without the flag, a run has no baseline after a restart and is compared with the usual loss of healthy runs.
+
+## How a loss becomes a finding
+
+![Readings become facts, facts become candidates, candidates become findings](images/findings.svg)
+
+1. **Readings.** Once a second the exporter reads the counters and the state of each rank and GPU.
+2. **Facts.** Two readings give the facts of the time between them: in which phase each rank was for how long, on the
+   host and on the GPU, and how long it waited for others. An unknown value is absent.
+3. **Late ranks.** In synchronous training all ranks have the same step time, but the rank that comes last waits least.
+   The wait of this rank is transfer; what the others wait beyond that is for late ranks. Mean waits are sorted and split
+   at the largest gap. The ranks that wait less are the late ones: one rank, a node, or half of the run, and one finding.
+4. **Place and cause.** The place is the smallest one with exactly these ranks: a GPU, a node, or a place in the layout.
+   The cause is the phase in which they take longer than the others, or the reason for it: throttling, another process, a
+   lack of CPU time, more work.
+5. **Losses of the whole run.** If no rank is late, the time may go to data, transfer, copies, slow launches or
+   throttling. Each detector measures one of these, less what a healthy run loses, too.
+6. **Persistence.** A candidate is a finding if it lasts long enough, and is not a matter of chance (below).
+7. **Priority.** A finding that another one explains is not shown.
+
+A run in which no rank makes progress is judged by its own pace: how long it has waited for the same thing before. A run
+that is slower than it was, at the same work per step, is compared with its own past.
 
 ## Minimum duration of a loss
 
