@@ -27,8 +27,10 @@ from rankscope_exporter.diagnosis.readings import (
 )
 
 Readings = Mapping[int, RankReading]
-MOST_STEPS = 8192
-"""Steps of a series. Longer ones repeat: with steps of a second after two hours."""
+STEPS, SECONDS_OF_STEPS = 8192, 900.0
+"""The steps of a series, and the least seconds that they take; then they repeat. In a shorter series, what happens once
+by chance, such as a garbage collection in a measured step, would come several times in the longest span that is judged.
+"""
 IN_STEPS = frozenset({*PHASES, "compilation", "restart", "rank restart"})
 """Kinds of events that change a run. The others are failed scrapes, which do not concern readings."""
 BEFORE, AFTER, AFTER_STEPS = 10.0, 20.0, 15
@@ -177,7 +179,8 @@ class SimulatedRun:
         """Return the steps of a mode."""
         if id(mode) not in self._drawn:
             repeats = lcm(2**self._level, *(extra.every for extra in mode.extras))
-            wanted = min(MOST_STEPS, ceil(self.plan.seconds / (self.plan.step * mode.work)))
+            step = self.plan.step * mode.work
+            wanted = min(max(STEPS, ceil(SECONDS_OF_STEPS / step)), ceil(self.plan.seconds / step))
             count = repeats * ceil(wanted / repeats)
             durations, collected, transfer = self._work(mode, count)
             for extra in mode.extras:
