@@ -19,7 +19,7 @@ from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
 from rankscope_exporter.diagnosis.history import History, finite
 from rankscope_exporter.diagnosis.measured_steps import MeasuredSteps
 from rankscope_exporter.diagnosis.parts import Key
-from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json, findings_to_json
+from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json
 from rankscope_exporter.diagnosis.priority import explanation
 from rankscope_exporter.diagnosis.readings import (
     RankReading,
@@ -347,7 +347,7 @@ class RunJudge:
         accounted = []
         if is_last and self._accounted:
             accounted = [at - self._accounted[0], [*map(reading_to_json, self._accounted[1].values())]]
-        findings = findings_to_json([*self._losses.open.values(), *self._states.open.values()], at)
+        findings = [*self._losses.state(at), *self._states.state(at)]
         return {**self.history.state(at), "findings": findings, "settled": accounted}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:

@@ -359,10 +359,16 @@ class LossFindings:
             if key in times:
                 times[newest.key] = times.pop(key)
 
-    def restore(self, findings: Sequence[Finding], at: float) -> None:
-        """Add the restored findings of losses."""
-        self._open |= {finding.candidate.key: finding for finding in findings if finding.kind in _DETECTORS}
-        self._above |= dict.fromkeys(self._open, at)
+    def state(self, at: float) -> list[list[Any]]:
+        """Return the open findings as JSON values, with ages instead of times."""
+        return _to_json(self._open, self._returns, at)
+
+    def restore(self, findings: Iterable[tuple[Finding, float]], at: float) -> None:
+        """Add the restored findings of losses, each with the longest time between two of its events."""
+        for finding, gap in findings:
+            if finding.kind in _DETECTORS:
+                self._open[finding.candidate.key], self._above[finding.candidate.key] = finding, at
+                self._returns.add_gap(finding.candidate.key, gap)
 
 
 class Returns:
@@ -423,29 +429,33 @@ def _is_alive(key: Key, window: Window) -> bool:
     return {one.rank for one in window.run.ranks}.issuperset(ranks)
 
 
-def findings_to_json(findings: Iterable[Finding], at: float) -> list[list[Any]]:
-    """Return findings as JSON values, with ages instead of times."""
-    return [[at - one.since, at - one.opened, *_to_json(one)] for one in findings]
+def _to_json(findings: Mapping[Key, Finding], returns: Returns, at: float) -> list[list[Any]]:
+    saved = []
+    for key, one in findings.items():
+        found = one.candidate
+        place, evidence, ages = list(found.place), dict(found.evidence), (at - one.since, at - one.opened)
+        saved.append(
+            [*ages, one.kind, found.ratio, found.cause, place, evidence, one.is_critical, one.baseline, returns.gap(key)]
+        )
+    return saved
 
 
-def _to_json(finding: Finding) -> list[Any]:
-    candidate = finding.candidate
-    place, evidence = list(candidate.place), dict(candidate.evidence)
-    return [candidate.kind, candidate.ratio, candidate.cause, place, evidence, finding.is_critical, finding.baseline]
+def findings_from_json(state: Iterable[Sequence[Any]], at: float) -> list[tuple[Finding, float]]:
+    """Return the findings of a state, each with the longest time between two of its events.
 
-
-def findings_from_json(state: Iterable[Sequence[Any]], at: float) -> list[Finding]:
-    """Return the findings of a state. Raise one of history.UNREADABLE if it is damaged."""
+    Raise one of history.UNREADABLE if it is damaged.
+    """
     return [_from_json(saved, at) for saved in state]
 
 
-def _from_json(saved: Sequence[Any], at: float) -> Finding:
-    began, opened, kind, ratio, cause, place, evidence, is_critical, baseline = saved
+def _from_json(saved: Sequence[Any], at: float) -> tuple[Finding, float]:
+    began, opened, kind, ratio, cause, place, evidence, is_critical, baseline, *gap = saved
     if kind not in KINDS:
         raise ValueError(f"unknown detector {kind!r}")
     numbers = {str(name): finite(value) for name, value in dict(evidence).items()}
     candidate = Candidate(kind, finite(ratio), str(cause), _place(place), numbers)
-    return Finding(candidate, at - finite(began), at - finite(opened), bool(is_critical), str(baseline))
+    finding = Finding(candidate, at - finite(began), at - finite(opened), bool(is_critical), str(baseline))
+    return finding, max(map(finite, gap), default=0.0)  # earlier versions saved no gap
 
 
 def _place(saved: Sequence[Any]) -> Place:
@@ -499,9 +509,14 @@ class StateFindings:
         """Return the seconds that a present state has lasted."""
         return at - self._seen[candidate.key][0] if candidate.lasted is None else candidate.lasted
 
-    def restore(self, findings: Sequence[Finding], at: float) -> None:
-        """Add the restored findings of states."""
-        for finding in findings:
+    def state(self, at: float) -> list[list[Any]]:
+        """Return the open findings as JSON values, with ages instead of times."""
+        return _to_json(self.open, self._returns, at)
+
+    def restore(self, findings: Iterable[tuple[Finding, float]], at: float) -> None:
+        """Add the restored findings of states, each with the longest time between two of its events."""
+        for finding, gap in findings:
             if finding.kind not in _DETECTORS:
                 self.open[finding.candidate.key] = finding
-                self._seen[finding.candidate.key] = finding.since, at, STATE_GAP
+                self._seen[finding.candidate.key] = finding.since, at, max(STATE_GAP, AS_LONG * gap)
+                self._returns.add_gap(finding.candidate.key, gap)

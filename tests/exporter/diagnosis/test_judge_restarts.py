@@ -66,6 +66,15 @@ def test_a_restart_of_the_exporter_keeps_an_open_finding() -> None:
     assert not trial.train(40).findings
 
 
+def test_a_finding_stays_open_between_its_events_over_a_restart_of_the_exporter() -> None:
+    trial = Trial()
+    (before,) = trial.train(900, spend("other", 12.0, 1, every=150)).findings
+    trial.judge = restarted(trial)
+    (after,) = trial.train(60).findings
+    assert after.since == pytest.approx(before.since)
+    assert not trial.train(200).findings
+
+
 @pytest.mark.parametrize("reason", ["finished", "killed"])
 def test_a_run_that_ended_while_the_exporter_was_down_has_no_open_finding(reason) -> None:
     trial = Trial().trained(60, SLOW)
@@ -79,7 +88,7 @@ def test_a_damaged_finding_is_refused_or_ends_normally(value) -> None:
     trial = Trial().trained(30, SLOW)
     saved = json.dumps(trial.judge.state(30.0))
     moments = [*trial.training.train(40)]
-    for place in range(9):
+    for place in range(10):
         state, judge = json.loads(saved), RunJudge(trial.judge.run)
         state["findings"][0][place] = value
         with suppress(*UNREADABLE):
