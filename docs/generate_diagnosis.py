@@ -59,8 +59,9 @@ Without the flag, a run has no baseline after a restart and is compared with the
 2. **Facts.** Two readings give the facts of the time between them: in which phase each rank was for how long, on the
    host and on the GPU, and how long it waited for others. An unknown value is absent.
 3. **Late ranks.** In synchronous training all ranks have the same step time, but the rank that comes last waits least.
-   The wait of this rank is transfer; what the others wait beyond that is for late ranks. Mean waits are sorted and split
-   at the largest gap. The ranks that wait less are the late ones: one rank, a node, or half of the run, and one finding.
+   The wait of this rank is transfer; what the others wait beyond that is for late ranks. Mean waits are sorted and
+   split at the largest gap. The ranks that wait less are the late ones: one rank, a node, or half of the run, and one
+   finding.
 4. **Place and cause.** The place is the smallest one with exactly these ranks: a GPU, a node, or a place in the layout.
    The cause is the phase in which they take longer than the others, or the reason for it: throttling, another process, a
    lack of CPU time, more work.

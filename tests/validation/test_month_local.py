@@ -18,6 +18,7 @@ from validation.month.scene import COMPUTE, Extra, Mode, Scene, Truth
 from validation.month.series import added
 from validation.month.steps import P
 
+from rankscope_exporter.diagnosis.detectors import key_of
 from rankscope_exporter.diagnosis.readings import RankReading, spent
 
 CHECKPOINT = SimulatedEvent("checkpoint", 200.0, 40.0, 2)
@@ -101,7 +102,7 @@ def found(scene: Scene, *, is_whole: bool) -> list[object]:
     shown: dict[object, float] = {}
     for verdict in verdicts(scene, is_whole=is_whole):
         for one in verdict.findings:
-            shown.setdefault((one.candidate.key, one.candidate.cause, one.opened), verdict.at)
+            shown.setdefault((key_of(one.candidate), one.candidate.cause, one.opened), verdict.at)
     return list(shown.items())
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from validation.month.run import SimulatedRun
 from validation.month.scene import Scene
 
+from rankscope_exporter.diagnosis.detectors import key_of
 from rankscope_exporter.diagnosis.history import ROW_SECONDS
 from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
 
@@ -37,7 +38,9 @@ def verdicts(scene: Scene, *, is_whole: bool) -> Iterator[Verdict]:
 def _found(verdict: Verdict) -> frozenset[object]:
     """Return what is found, or will be if it lasts."""
     pending = (one for one in verdict.pending if one.lacks in ("time", "steps", "startup"))
-    return frozenset([*(one.candidate.key for one in verdict.findings), *(("", *one.candidate.key) for one in pending)])
+    return frozenset(
+        [*(key_of(one.candidate) for one in verdict.findings), *(("", *key_of(one.candidate)) for one in pending)]
+    )
 
 
 def _pause(run: SimulatedRun, verdict: Verdict, at: int, *, is_new: bool) -> int:

@@ -154,6 +154,11 @@ class RunFacts:
         return stages if len(stages) > 1 else {}
 
     @property
+    def is_interactive(self) -> bool:
+        """Return whether the run is a single process outside of all named phases."""
+        return len(self.ranks) == 1 and self.ranks[0].now.phase == "other"
+
+    @property
     def world_size(self) -> int:
         """Return the largest world size of any rank."""
         return max((reading.world_size for reading in (*(one.now for one in self.ranks), *self.ended)), default=0)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 EVIDENCE_LIMIT = 4
-ONE_PER_RUN = frozenset({"hang", "crash", "network", "rotating_straggler"})
-"""Kinds of which a run has at most one finding, although they name a rank."""
 LAYOUT = {"cp": "context", "tp": "tensor", "ep": "expert"}
 """The kinds of parallelism that may divide the work unevenly, and how their places are named."""
 LISTED = 8
@@ -60,11 +58,6 @@ class Candidate:
     """The seconds that it has to last before it is a finding."""
     lacks: str = "time"
     """The reason why it is not a finding yet, as in `Pending.lacks`."""
-
-    @property
-    def key(self) -> tuple[str, int | tuple[int, ...] | None]:
-        """Return the key that stays the same while the candidate lasts."""
-        return self.kind, None if self.kind in ONE_PER_RUN else self.place.ranks or self.place.rank
 
 
 @dataclass(frozen=True)

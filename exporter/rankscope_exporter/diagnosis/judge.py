@@ -11,8 +11,7 @@ from typing import Any
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis import lost
-from rankscope_exporter.diagnosis.detectors import STATES, checkpoint, hang, late, utilization
-from rankscope_exporter.diagnosis.detectors.hang import is_interactive
+from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, key_of
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
@@ -20,7 +19,7 @@ from rankscope_exporter.diagnosis.history import History, finite
 from rankscope_exporter.diagnosis.measured_steps import MeasuredSteps
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json
-from rankscope_exporter.diagnosis.priority import explanation
+from rankscope_exporter.diagnosis.priority import STANDSTILLS, explanation
 from rankscope_exporter.diagnosis.readings import (
     RankReading,
     Run,
@@ -29,7 +28,6 @@ from rankscope_exporter.diagnosis.readings import (
     reading_from_json,
     reading_to_json,
 )
-from rankscope_exporter.diagnosis.standstill import STOPPED
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 Readings = Mapping[int, RankReading]
@@ -51,8 +49,7 @@ RECENT_READINGS = 24
 READINGS_LIMIT, MIN_READINGS = 48, 8
 RUN_BYTES = 20_000
 """The memory of a run without its history and readings."""
-NEED_STEPS = (utilization.LOW, utilization.CPU, checkpoint.OVERDUE)
-"""The states that only a window with steps shows. All others are seen at the first reading."""
+NEED_STEPS = {kind for one in STATES for kind in one.needs_steps}
 JUST_BEGUN_SECONDS = 10.0
 """A rank that is first read within this time was seen from its start: its record may appear with its first steps."""
 
@@ -231,7 +228,7 @@ class RunJudge:
     def _may_hang(self, run: RunFacts) -> bool:
         """Return whether a run that makes no progress may turn out to hang soon."""
         is_planned = any(one.now.phase in phases.PLANNED for one in run.ranks)
-        is_known = self._states.is_hung or is_interactive(run)
+        is_known = self._states.is_hung or run.is_interactive
         return run.stalled > MIN_STALL_SECONDS and not (is_planned or is_known)
 
     def _is_part_complete(self, at: float, readings: Readings) -> bool:
@@ -297,7 +294,7 @@ class RunJudge:
     def _decide(self, verdict: Verdict, window: Window, states: Sequence[Candidate]) -> None:
         found = [*self._losses.open.values(), *self._states.open.values()]
         candidates = [finding.candidate for finding in found]
-        keys = {candidate.key for candidate in candidates}
+        keys = {key_of(candidate) for candidate in candidates}
         self._explained = {key: last for key, last in self._explained.items() if key in keys}
         stalled = self._stall(states)
         for finding in found:
@@ -307,7 +304,7 @@ class RunJudge:
             else:
                 verdict.findings.append(finding)
         verdict.pending += self._pending_states(verdict.at, window, states, candidates)
-        verdict.pending += self._pending_stragglers(window, [*candidates, *stalled])
+        verdict.pending += self._pending_sets(window, [*candidates, *stalled])
         if usual := self._losses.usual:
             verdict.pending.append(Pending(usual, "explained" if explanation(usual, candidates) else "usual"))
 
@@ -315,32 +312,31 @@ class RunJudge:
         """Return the possible hang if it is longer than the run's steps: whether their losses go on is unknown."""
         shortest = self._losses.shortest
         a_step = 1.0 / shortest.steps_rate() if shortest else 0.0
-        return [one for one in states if one.kind == hang.KIND and (one.lasted or 0.0) > STALLED_STEPS * a_step]
+        return [one for one in states if one.kind in STANDSTILLS and (one.lasted or 0.0) > STALLED_STEPS * a_step]
 
     def _is_explained(self, at: float, candidate: Candidate, others: Sequence[Candidate]) -> bool:
         """Return whether another finding explains the candidate, or did so recently: the two do not end together."""
         if explanation(candidate, others):
-            self._explained[candidate.key] = at
-        return at - self._explained.get(candidate.key, -inf) <= self._thresholds.release_seconds
+            self._explained[key_of(candidate)] = at
+        return at - self._explained.get(key_of(candidate), -inf) <= self._thresholds.release_seconds
 
     def _pending_states(
         self, at: float, window: Window, states: Sequence[Candidate], found: Sequence[Candidate]
     ) -> Iterator[Pending]:
         for candidate in states:
-            if candidate.key not in self._states.open:
+            if key_of(candidate) not in self._states.open:
                 lacks = "explained" if explanation(candidate, found) else candidate.lacks
                 yield Pending(candidate, lacks, candidate.needed - self._states.lasted(candidate, at))
-        is_hanging = any(candidate.kind == hang.KIND for candidate in states)
-        if window.run.ranks and are_stopped(one.now for one in window.run.ranks):
-            yield Pending(Candidate(hang.KIND, 1.0, STOPPED), "paused")
-        elif is_interactive(window.run) and window.run.stalled > self._thresholds.stuck_floor and not is_hanging:
-            yield Pending(Candidate(hang.KIND, 1.0, "other"), "interactive")
+        for detector in STATES:
+            if detector.undecided:
+                yield from detector.undecided(window, states)
 
-    def _pending_stragglers(self, window: Window, found: Sequence[Candidate]) -> Iterator[Pending]:
-        for ranks in late.sets(window.run, self._thresholds, self._losses.named) if window.run.steps else ():
-            if lagging := late.explain(window, ranks):
-                lacks = "time" if self._losses.shortest else "steps"
-                yield Pending(lagging, "explained" if explanation(lagging, found) else lacks)
+    def _pending_sets(self, window: Window, found: Sequence[Candidate]) -> Iterator[Pending]:
+        for detector in LOSSES if window.run.steps else ():
+            for ranks in detector.sets(window.run, self._thresholds, self._losses.named) if detector.sets else ():
+                if lagging := detector.explain(window, ranks):
+                    lacks = "time" if self._losses.shortest else "steps"
+                    yield Pending(lagging, "explained" if explanation(lagging, found) else lacks)
 
     def state(self, at: float, *, is_last: bool = False) -> dict[str, Any]:
         """Return the state that a restart needs, as JSON values; if `is_last`, with the time not accounted for yet."""

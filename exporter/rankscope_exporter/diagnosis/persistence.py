@@ -9,8 +9,8 @@ from itertools import compress
 from statistics import fmean
 from typing import Any
 
-from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, late
-from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, key_of
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window
 from rankscope_exporter.diagnosis.facts import DEVICE, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
 from rankscope_exporter.diagnosis.history import HIGH, LOWER, History, finite
@@ -22,8 +22,6 @@ USEFUL: Key = ("useful", None)
 STEPS_RATE: Key = ("steps_rate", None)
 BYTES_RATE: Key = ("bytes_rate", None)
 """The references for losses: the useful work of each part, its steps and its bytes in collectives per second."""
-
-IN_TURN: Key = (late.IN_TURN, None)
 
 STATE_GAP, STATE_GAP_RATIO = 5.0, 0.1
 """How long a state may be absent and still count as the same one: in seconds, and as a ratio of the time that it has to
@@ -41,12 +39,12 @@ PERIODS = 2.0
 """The same for which its mean loss is shown."""
 LONGEST_ABSENCE = 900.0
 """Seconds after which a loss that returns is another finding."""
-LATE_RANKS = (late.KIND, late.IN_TURN)
-"""The findings of which the wait for late ranks is not usual."""
 UNKNOWN_SECONDS = 60.0
 """How long a loss may be unknown before its finding ends. The hook measures steps more often than that, and steps that
 a gradient scaler skips are not compared."""
 _DETECTORS = {detector.kind: detector for detector in LOSSES}
+(SETS,) = (detector.kind for detector in LOSSES if detector.sets)
+"""The kind of the findings about sets of ranks."""
 _STATES = {kind: detector for detector in STATES for kind in detector.kinds}
 
 Since = Callable[[float], Window]
@@ -68,7 +66,7 @@ class LossFindings:
         self._quiet: set[Key] = set()
         """The keys of the open findings whose loss was below that limit since then."""
         self._usual: dict[Key, float] = {}
-        """By key of each open finding about late ranks: its allowance when it began."""
+        """By key of each open finding: its allowance when it began."""
         self._returns = Returns()
         self.usual: Candidate | None = None
         """Ranks that are late in turn as much as in many runs: no finding."""
@@ -88,7 +86,7 @@ class LossFindings:
         return {rank for ranks in self._sets() for rank in ranks}
 
     def _sets(self) -> Iterator[Ranks]:
-        return (ranks for kind, ranks in self._open if kind == late.KIND and isinstance(ranks, tuple))
+        return (ranks for _, ranks in self._open if isinstance(ranks, tuple))
 
     @property
     def shortest(self) -> Span | None:
@@ -131,19 +129,17 @@ class LossFindings:
                 losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
         useful, steps = part.lost.get("none", 0.0), part.run.device_steps
         steps_rate = steps / part.run.seconds
-        of_run = {kind: loss for (kind, rank), loss in losses.items() if rank is None}
-        if any(kind in LATE_RANKS for kind, _ in self._open):
-            of_run.pop(late.IN_TURN, None)
+        found = {kind for kind, _ in self._open}
+        of_run = {
+            kind: loss
+            for (kind, rank), loss in losses.items()
+            if rank is None and found.isdisjoint(_DETECTORS[kind].unusual_in)
+        }
         references = {USEFUL: useful, STEPS_RATE: steps_rate, BYTES_RATE: part.run.bytes_rate}
         self._history.add(at, of_run, *references.values())
         if not is_unmeasured:  # what is usual is unknown, too
             losses |= references
-        rivals = [
-            [(detector.kind, one.rank) for one in members]
-            for detector in LOSSES
-            if detector.has_rivals
-            for members in part.run.peers.values()
-        ]
+        rivals = [[(SETS, one.rank) for one in members] for members in part.run.peers.values()]
         compared = max((one.spent.aligned.seconds for one in part.run.ranks), default=0.0)
         self._parts.add(at, seconds, steps, losses, rivals, compared or seconds)
 
@@ -160,10 +156,9 @@ class LossFindings:
             mean = self._mean(key, shortest)
             if key not in self._open and (mean is None or mean <= self._thresholds.loss):
                 continue  # no allowance is negative
-            if key == IN_TURN and mean is not None:
-                self.usual = (
-                    usual if at - self._looked < self._shortest_seconds else self._look_for_usual(at, mean, since)
-                )
+            if _DETECTORS[key[0]].is_usual and mean is not None:
+                is_known = at - self._looked < self._shortest_seconds
+                self.usual = usual if is_known else self._look_for_usual(at, key, mean, since)
             finding = self._open.get(key)
             allowance = self._allowance(key, finding.candidate if finding else self.usual, shortest)
             loss = -math.inf if mean is None else mean - allowance
@@ -173,15 +168,16 @@ class LossFindings:
                 any(self._begin(at, key, one, allowance, since) for one in self._reached(key, allowance))
 
     def _mean(self, key: Key, span: Span) -> float | None:
-        """Return the mean loss; of ranks that are late in turn, without what ranks explain that are always late."""
-        return span.beyond_late(key, late.KIND, self._shortest_seconds) if key == IN_TURN else span.mean(key)
+        """Return the mean loss without that of sets that are always late, if the detector excludes it."""
+        less = _DETECTORS[key[0]].less
+        return span.beyond_late(key, less, self._shortest_seconds) if less else span.mean(key)
 
     def _still_late(self, shortest: Span) -> set[int]:
         """Return the ranks of open findings that are late now."""
         limits, peers, found = self._thresholds, self._parts.peers, set[int]()
         peers.late = self.named
         for ranks in self._sets():
-            waits, others = (shortest.waits(late.KIND, of) for of in (ranks, peers.others(ranks)))
+            waits, others = (shortest.waits(SETS, of) for of in (ranks, peers.others(ranks)))
             lags = {rank: fmean(others.values()) - wait for rank, wait in waits.items()} if others else {}
             least = max(limits.release * limits.loss, LEVEL * max(lags.values(), default=0.0))
             found |= {rank for rank, lag in lags.items() if lag >= least}
@@ -192,11 +188,11 @@ class LossFindings:
         limits, named = self._thresholds, self.named
         for span in self._spans():
             for group in self._parts.peers.groups:
-                waits = span.waits(late.KIND, group)
+                waits = span.waits(SETS, group)
                 left = {rank: wait for rank, wait in waits.items() if rank not in self._parts.peers.late}
                 for ranks in late_sets(left, limits.loss, limits.idle_gpus, is_first=len(left) == len(waits)):
                     if steady := tuple(rank for rank in self._steady(ranks, span) if rank not in named):
-                        yield late.KIND, steady
+                        yield SETS, steady
 
     def _spans(self) -> Iterator[Span]:
         """Yield spans from the shortest one on, each twice as long."""
@@ -213,22 +209,27 @@ class LossFindings:
         if len(ranks) < 2:
             return ranks
         others, level, steady = self._parts.peers.others(ranks), self._thresholds.loss / 2, []
-        are_late = [lag > level for lag in span.lags(late.KIND, ranks, others)]
+        are_late = [lag > level for lag in span.lags(SETS, ranks, others)]
         for rank in ranks:
-            lags = span.lags(late.KIND, (rank,), others)
+            lags = span.lags(SETS, (rank,), others)
             if sum(lag > level for lag in compress(lags, are_late)) >= MOST * sum(are_late):
                 steady.append(rank)
             elif fmean(lags[:FEWEST_PARTS]) > level and span.seconds < LAGGARDS * self._shortest_seconds:
                 return ()
         return tuple(steady)
 
-    def _look_for_usual(self, at: float, mean: float, since: Since) -> Candidate | None:
-        """Return the uneven work of ranks that are late in turn by more than chance."""
-        if IN_TURN in self._open or not self._part or mean - late.allowance(self._part) <= self._thresholds.loss:
+    def _look_for_usual(self, at: float, key: Key, mean: float, since: Since) -> Candidate | None:
+        """Return a loss beyond the limit that is no fault by itself, such as uneven work."""
+        detector = _DETECTORS[key[0]]
+        if key in self._open or mean - self._healthy(detector) <= self._thresholds.loss:
             return None
         self._looked = at
-        found = late.explain_in_turn(since([*self._spans()][-1].begins), None)
-        return found if found and late.is_uneven_work(found) else None
+        found = detector.explain(since([*self._spans()][-1].begins), None)
+        return found if found and _is_usual(detector, found) else None
+
+    def _healthy(self, detector: LossDetector) -> float:
+        """Return the loss that a healthy run may have in the newest part."""
+        return detector.allowance(self._part) if detector.allowance and self._part else 0.0
 
     def _reached(self, key: Key, allowance: float) -> Iterator[Lasting]:
         """Yield the spans over which a loss exceeds the limit, and not by chance, from short to long ones.
@@ -244,8 +245,10 @@ class LossFindings:
                 yield one
 
     def _exceeds(self, key: Key, lasting: Lasting, allowance: float) -> bool:
-        mean = self._mean(key, lasting.span) if key == IN_TURN else lasting.mean
-        if key != IN_TURN:  # a checkpoint in the newest parts makes what is usual for them small
+        mean = lasting.mean
+        if _DETECTORS[key[0]].less:
+            mean = self._mean(key, lasting.span)
+        else:  # a checkpoint in the newest parts makes what is usual for them small
             allowance = max(allowance, self._allowance(key, None, lasting.span))
         return mean is not None and mean - allowance > self._thresholds.limit(lasting.span.seconds)
 
@@ -257,8 +260,8 @@ class LossFindings:
         detector = _DETECTORS[key[0]]
         if detector.allowance is None or self._part is None:
             return 0.0
-        allowance = detector.allowance(self._part)
-        if key == IN_TURN and candidate and late.is_uneven_work(candidate):
+        allowance = self._healthy(detector)
+        if candidate and _is_usual(detector, candidate):
             return self._usual[key] if key in self._usual else self._uneven_allowance(key, allowance, shortest)
         before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
         baseline = self._baseline(key, before, shortest, LOWER)
@@ -301,9 +304,10 @@ class LossFindings:
         finding = Finding(replace(candidate, ratio=mean), rise.begins, at, mean > self._thresholds.severe, baseline)
         gap = span.longest_gap(key, allowance + self._thresholds.loss / 2)
         self._open[key] = self._returns.begin(finding, gap)
-        if key[0] in LATE_RANKS:
-            self._history.forget(late.IN_TURN, rise.begins)
-            self._usual[key] = allowance
+        for other in LOSSES:
+            if key[0] in other.unusual_in:
+                self._history.forget(other.kind, rise.begins)
+        self._usual[key] = allowance
         return True
 
     def _is_onset(self, rise: Span) -> bool:
@@ -323,12 +327,12 @@ class LossFindings:
         is_explained = is_above and mean is not None and _is_alive(key, window)
         ranks = self._parts.peers.still_late(key[1]) if isinstance(key[1], tuple) else key[1]
         newest = _DETECTORS[key[0]].explain(window, ranks) if is_explained else None
-        if newest and late.is_contradicted(finding.candidate, newest, window):
+        if newest and _is_contradicted(finding, newest, window):
             lasting = next((one for one in self._reached(key, 0.0) if one.span.begins >= shortest.begins), None)
             is_above = lasting is not None  # else its own fault is over, and what is left is small
             window = since(lasting.span.begins) if lasting else window
             newest = _DETECTORS[key[0]].explain(window, ranks) if lasting else None
-            if newest and late.is_contradicted(finding.candidate, newest, window):
+            if newest and _is_contradicted(finding, newest, window):
                 self._begin_again(at, key, newest, shortest)
                 return
         last = self._above.setdefault(key, at)
@@ -354,10 +358,10 @@ class LossFindings:
         mean = shortest.mean(key) or newest.ratio
         began = shortest.rise(key, (limits.limit(shortest.seconds) + mean) / 2).begins
         is_critical, baseline = mean > limits.severe, self._open.pop(key).baseline
-        self._open[newest.key] = Finding(replace(newest, ratio=mean), began, at, is_critical, baseline)
+        self._open[key_of(newest)] = Finding(replace(newest, ratio=mean), began, at, is_critical, baseline)
         for times in (self._above, self._usual):
             if key in times:
-                times[newest.key] = times.pop(key)
+                times[key_of(newest)] = times.pop(key)
 
     def state(self, at: float) -> list[list[Any]]:
         """Return the open findings as JSON values, with ages instead of times."""
@@ -367,8 +371,9 @@ class LossFindings:
         """Add the restored findings of losses, each with the longest time between two of its events."""
         for finding, gap in findings:
             if finding.kind in _DETECTORS:
-                self._open[finding.candidate.key], self._above[finding.candidate.key] = finding, at
-                self._returns.add_gap(finding.candidate.key, gap)
+                key = key_of(finding.candidate)
+                self._open[key], self._above[key] = finding, at
+                self._returns.add_gap(key, gap)
 
 
 class Returns:
@@ -395,11 +400,11 @@ class Returns:
 
     def end(self, finding: Finding, at: float) -> None:
         """Remember a finding that has ended."""
-        self._ended[finding.candidate.key] = finding, at
+        self._ended[key_of(finding.candidate)] = finding, at
 
     def begin(self, finding: Finding, gap: float = 0.0) -> Finding:
         """Return a new finding, or the one that it continues: the same one that ended a while ago."""
-        key = finding.candidate.key
+        key = key_of(finding.candidate)
         before, ended = self._ended.get(key, (finding, -math.inf))
         absence = finding.since - ended
         is_same = before.candidate.cause == finding.candidate.cause and absence <= LONGEST_ABSENCE
@@ -416,6 +421,16 @@ class Returns:
     def gap(self, key: Key) -> float:
         """Return the longest time between two events of a finding; 0 if it has been steady."""
         return self._gaps.get(key, 0.0)
+
+
+def _is_usual(detector: LossDetector, candidate: Candidate) -> bool:
+    return detector.is_usual is not None and detector.is_usual(candidate)
+
+
+def _is_contradicted(finding: Finding, newest: Candidate, window: Window) -> bool:
+    """Return whether the loss has another cause now, and that of the finding explains too little of it."""
+    detector = _DETECTORS[finding.kind]
+    return detector.is_contradicted is not None and detector.is_contradicted(finding.candidate, newest, window)
 
 
 def _is_between_measured_steps(run: RunFacts) -> bool:
@@ -435,7 +450,17 @@ def _to_json(findings: Mapping[Key, Finding], returns: Returns, at: float) -> li
         found = one.candidate
         place, evidence, ages = list(found.place), dict(found.evidence), (at - one.since, at - one.opened)
         saved.append(
-            [*ages, one.kind, found.ratio, found.cause, place, evidence, one.is_critical, one.baseline, returns.gap(key)]
+            [
+                *ages,
+                one.kind,
+                found.ratio,
+                found.cause,
+                place,
+                evidence,
+                one.is_critical,
+                one.baseline,
+                returns.gap(key),
+            ]
         )
     return saved
 
@@ -479,7 +504,7 @@ class StateFindings:
 
     def update(self, at: float, candidates: Iterable[Candidate]) -> None:
         """Open and close findings."""
-        present = {candidate.key: candidate for candidate in candidates}
+        present = {key_of(candidate): candidate for candidate in candidates}
         for key, candidate in present.items():
             gap = STATE_GAP if candidate.lasted is not None else max(STATE_GAP, STATE_GAP_RATIO * candidate.needed)
             gap = max(gap, AS_LONG * self._returns.gap(key))
@@ -507,7 +532,7 @@ class StateFindings:
 
     def lasted(self, candidate: Candidate, at: float) -> float:
         """Return the seconds that a present state has lasted."""
-        return at - self._seen[candidate.key][0] if candidate.lasted is None else candidate.lasted
+        return at - self._seen[key_of(candidate)][0] if candidate.lasted is None else candidate.lasted
 
     def state(self, at: float) -> list[list[Any]]:
         """Return the open findings as JSON values, with ages instead of times."""
@@ -517,6 +542,7 @@ class StateFindings:
         """Add the restored findings of states, each with the longest time between two of its events."""
         for finding, gap in findings:
             if finding.kind not in _DETECTORS:
-                self.open[finding.candidate.key] = finding
-                self._seen[finding.candidate.key] = finding.since, at, max(STATE_GAP, AS_LONG * gap)
-                self._returns.add_gap(finding.candidate.key, gap)
+                key = key_of(finding.candidate)
+                self.open[key] = finding
+                self._seen[key] = finding.since, at, max(STATE_GAP, AS_LONG * gap)
+                self._returns.add_gap(key, gap)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.record.quantities import duration, number, percent
+from rankscope_exporter.diagnosis.detectors import ONE_PER_RUN
 from rankscope_exporter.diagnosis.findings import LAYOUT, LISTED, Candidate, Place
 from rankscope_exporter.diagnosis.readings import Run, run_title
 
@@ -50,7 +51,7 @@ def sentence(run: Run, candidate: Candidate) -> str:
     """Return what is wrong, where and how much, in one sentence without a full stop."""
     summary, words = _text(candidate, "summary"), _text(candidate, "words")
     text = f"{summary}: {words}" if words else summary
-    if candidate.key[1] is None and candidate.place.ranks:
+    if candidate.kind in ONE_PER_RUN and candidate.place.ranks:
         text = text.replace("The ranks", f"R{_ranks(candidate.place)[1:]}", 1)
     return text.format_map({"run": run_title(run), **_fields(candidate)})
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+from rankscope_exporter.diagnosis.detectors import key_of
 from rankscope_exporter.diagnosis.judged import LIMITS, Judges
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.readings import RankReading, Run
@@ -182,7 +183,7 @@ class DiagnosisService:
         limited = self._count_limited(look)
         self._count_lost(look)
         self._accounts.update(look, self._resident(scan))
-        findings = {(verdict.run, one.candidate.key) for verdict in judged.verdicts for one in verdict.findings}
+        findings = {(verdict.run, key_of(one.candidate)) for verdict in judged.verdicts for one in verdict.findings}
         if at - self._saved_at >= (SAVE_INTERVAL if findings == self._saved_findings else MIN_SAVE_INTERVAL):
             self._save(at, is_last=False)
             self._saved_findings = findings

@@ -19,6 +19,8 @@ from rankscope_exporter.diagnosis.detectors import (
 )
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector
 from rankscope_exporter.diagnosis.detectors.state import StateDetector
+from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.parts import Key
 
 LOSSES: tuple[LossDetector, ...] = (
     *late.DETECTORS,
@@ -42,3 +44,14 @@ KINDS = (
     *(kind for one in STATES for kind in one.kinds),
 )
 """All kinds of findings."""
+ONE_PER_RUN = {
+    *(one.kind for one in LOSSES if one.is_one_per_run),
+    *(kind for one in STATES if one.is_one_per_run for kind in one.kinds),
+}
+"""Kinds of which a run has at most one finding, although it may name ranks."""
+
+
+def key_of(candidate: Candidate) -> Key:
+    """Return the key that stays the same while the candidate lasts."""
+    place = candidate.place
+    return candidate.kind, None if candidate.kind in ONE_PER_RUN else place.ranks or place.rank

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankscope_exporter.diagnosis.detectors.hang import is_interactive
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.findings import Candidate
@@ -23,7 +22,7 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     run, thresholds = window.run, window.thresholds
     if past.checkpoint_ratio > thresholds.checkpoint:
         yield Candidate(SLOW, past.checkpoint_ratio, lasted=0.0)
-    is_left = is_interactive(run) and run.stalled > thresholds.checkpoint_overdue / 4
+    is_left = run.is_interactive and run.stalled > thresholds.checkpoint_overdue / 4
     if not run.ranks or not run.steps_rate or is_left:
         return
     began = min(one.now.began + one.now.counters.phases.get("startup", 0.0) for one in run.ranks)
@@ -36,4 +35,4 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
         yield Candidate(OVERDUE, 0.0, cause, evidence={"age": age}, lasted=age, needed=thresholds.checkpoint_overdue)
 
 
-DETECTOR = StateDetector((SLOW, OVERDUE), detect)
+DETECTOR = StateDetector((SLOW, OVERDUE), detect, needs_steps=(OVERDUE,))

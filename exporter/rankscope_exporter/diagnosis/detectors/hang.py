@@ -53,8 +53,9 @@ from rankscope_exporter.diagnosis.detectors.loss import Window, place
 from rankscope_exporter.diagnosis.detectors.startup import is_training
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
-from rankscope_exporter.diagnosis.findings import Candidate
-from rankscope_exporter.diagnosis.standstill import OUTSIDE, SILENT, STARTUP, Standstill, key
+from rankscope_exporter.diagnosis.findings import Candidate, Pending
+from rankscope_exporter.diagnosis.readings import are_stopped
+from rankscope_exporter.diagnosis.standstill import OUTSIDE, SILENT, STARTUP, STOPPED, Standstill, key
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "hang"
@@ -74,7 +75,7 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     lacks, shown_after = "time", SILENT
     if _planned(run) == {STARTUP} and found.behind:
         needed, lacks = _startup_limit(run, past, found, window.thresholds)
-    elif not found.has_waiting and (is_interactive(run) or not is_training(run, window.thresholds)):
+    elif not found.has_waiting and (run.is_interactive or not is_training(run, window.thresholds)):
         return
     else:
         needed = stall_limit(run, past, found, window.thresholds)
@@ -104,9 +105,14 @@ def _has_begun(one: RankFacts) -> bool:
     return counters.steps > 0 or counters.micro_steps > 0 or one.now.operation.startswith(DDP)
 
 
-def is_interactive(run: RunFacts) -> bool:
-    """Return whether the run is a single process outside of all named phases."""
-    return len(run.ranks) == 1 and run.ranks[0].now.phase == "other"
+def undecided(window: Window, candidates: Collection[Candidate]) -> Iterator[Pending]:
+    """Yield a run whose ranks are all stopped, or a single process that may wait for input."""
+    run = window.run
+    is_hanging = any(candidate.kind == KIND for candidate in candidates)
+    if run.ranks and are_stopped(one.now for one in run.ranks):
+        yield Pending(Candidate(KIND, 1.0, STOPPED), "paused")
+    elif run.is_interactive and run.stalled > window.thresholds.stuck_floor and not is_hanging:
+        yield Pending(Candidate(KIND, 1.0, "other"), "interactive")
 
 
 def stall_limit(run: RunFacts, past: Past, found: Standstill, thresholds: Thresholds) -> float:
@@ -135,4 +141,12 @@ def _planned_limit(phase: str, past: Past, thresholds: Thresholds) -> float:
     return max(thresholds.stuck, past.pace[phase]) if phase in past.pace else thresholds.planned
 
 
-DETECTOR = StateDetector((KIND,), detect, is_critical=True, stops_run=True, explained_by=("crash",))
+DETECTOR = StateDetector(
+    (KIND,),
+    detect,
+    is_critical=True,
+    stops_run=True,
+    is_one_per_run=True,
+    undecided=undecided,
+    explained_by=("crash",),
+)

@@ -256,7 +256,7 @@ def is_contradicted(candidate: Candidate, newest: Candidate, window: Window) -> 
     A reason for slow computation is not contradicted by slow computation without it: it may come and go.
     """
     before, now = candidate.cause, newest.cause
-    if candidate.kind != KIND or now in (before, UNKNOWN) or before == UNKNOWN:
+    if now in (before, UNKNOWN) or before == UNKNOWN:
         return False
     excess = excesses(*_divided(window.run, newest.place.ranks))
     needed = window.thresholds.cause
@@ -317,7 +317,7 @@ def _taking_turns(run: RunFacts) -> Ranks:
 
 def is_uneven_work(candidate: Candidate) -> bool:
     """Return whether ranks are late in turn without evidence of a fault: neither its cause nor the ranks are known."""
-    return candidate.kind == IN_TURN and candidate.cause not in NOT_WORK and not candidate.place.ranks
+    return candidate.cause not in NOT_WORK and not candidate.place.ranks
 
 
 def allowance(window: Window) -> float:
@@ -341,13 +341,19 @@ def expected_wait(ranks: int) -> float:
 # If all data is late, one of the ranks is the last by chance, or several are in turn.
 BY_DATA = (("data_wait", (data.KIND, "")),)
 DETECTORS = (
-    LossDetector(KIND, measure, explain, is_compared=True, has_rivals=True, explained_by_cause=BY_DATA),
+    LossDetector(
+        KIND, measure, explain, is_compared=True, sets=sets, is_contradicted=is_contradicted, explained_by_cause=BY_DATA
+    ),
     LossDetector(
         IN_TURN,
         measure_in_turn,
         explain_in_turn,
         allowance,
         is_compared=True,
+        less=KIND,
+        is_usual=is_uneven_work,
+        unusual_in=(KIND, IN_TURN),
+        is_one_per_run=True,
         explained_by=(KIND,),
         explained_by_cause=BY_DATA,
     ),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.facts import RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Place
+from rankscope_exporter.diagnosis.late_set import Ranks
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
@@ -40,8 +41,19 @@ class LossDetector(NamedTuple):
     """Returns the part that a healthy run has as well, from the newest part of the run; it is not counted as a loss."""
     is_compared: bool = False
     """True if it is measured in the compared steps, which may be few."""
-    has_rivals: bool = False
-    """True if one of the ranks that are compared has the largest loss in each step, maybe by chance."""
+    sets: Callable[[RunFacts, Thresholds, Collection[int]], Iterator[Ranks]] | None = None
+    """Yields the sets of ranks of a window that are late, but for known ones. Then `measure` returns the waits of ranks,
+    of which one waits least in each step, maybe by chance. At most one detector has it."""
+    less: str = ""
+    """The kind of the sets whose loss is not part of this one."""
+    is_usual: Callable[[Candidate], bool] | None = None
+    """Returns whether a candidate is no fault by itself: only if it is larger than in most runs, or in this one."""
+    unusual_in: tuple[str, ...] = ()
+    """The kinds of findings during which this loss is not usual."""
+    is_contradicted: Callable[[Candidate, Candidate, Window], bool] | None = None
+    """Returns whether the cause of an open finding is over, by its candidate, the newest one and the window."""
+    is_one_per_run: bool = False
+    """True if a run has at most one finding of this kind, although it may name ranks."""
     explained_by: tuple[str, ...] = ()
     """The kinds of findings that explain this loss. Each is explained by a state in which the run makes no progress."""
     explained_by_cause: tuple[tuple[str, KindAndCause], ...] = ()

@@ -6,12 +6,12 @@ the GPU time that is lost: 1 if no useful work is done, 0 if the state itself co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rankscope_exporter.diagnosis.detectors.loss import KindAndCause, Window
-from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.findings import Candidate, Pending
 from rankscope_exporter.diagnosis.speed import Slower
 from rankscope_exporter.diagnosis.standstill import Standstill
 
@@ -53,3 +53,9 @@ class StateDetector(NamedTuple):
     """The same by its cause, as of a loss."""
     returns: bool = False
     """True if it is the same finding when it comes again in the same processes."""
+    is_one_per_run: bool = False
+    """True if a run has at most one such finding, although it names a rank."""
+    needs_steps: tuple[str, ...] = ()
+    """Its kinds that only a window with steps shows. All others are seen at the first reading."""
+    undecided: Callable[[Window, Collection[Candidate]], Iterator[Pending]] | None = None
+    """Yields what looks like this state and is none, by the window and the candidates."""
