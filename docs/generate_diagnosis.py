@@ -63,8 +63,8 @@ Without the flag, a run has no baseline after a restart and is compared with the
    split at the largest gap. The ranks that wait less are the late ones: one rank, a node, or half of the run, and one
    finding.
 4. **Place and cause.** The place is the smallest one with exactly these ranks: a GPU, a node, or a place in the layout.
-   The cause is the phase in which they take longer than the others, or the reason for it: throttling, another process, a
-   lack of CPU time, more work.
+   The cause is the phase in which they take longer than the others, or the reason for it: throttling, another process,
+   too little CPU time, more work.
 5. **Losses of the whole run.** If no rank is late, the time may go to data, transfer, copies, slow launches or
    throttling. Each detector measures one of these, less what a healthy run loses, too.
 6. **Persistence.** A candidate is a finding if it lasts long enough, and is not a matter of chance (below).

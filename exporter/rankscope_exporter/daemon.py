@@ -46,6 +46,8 @@ each step of each connection. With Python's default of 5 ms, each step may take 
 status page is rendered. The median scrape under attack took 24 ms with 0.5 ms, and 16 ms with this value."""
 M_MMAP_THRESHOLD, DEFAULT_THRESHOLD = -3, 128 * 1024
 """An option of glibc's mallopt, and the initial value in bytes of what it sets."""
+M_ARENA_MAX = -8
+"""The same for the number of its heaps. With one of each thread, what a thread frees is of no use to the others."""
 TRIM_INTERVAL = 2.0  # seconds between two returns of freed memory
 SHUTDOWN_GRACE = 2  # seconds for requests in flight when the daemon stops
 
@@ -54,6 +56,7 @@ logger = logging.getLogger("rankscope_exporter")
 
 def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
+    _glibc("mallopt", M_ARENA_MAX, 1)  # before the first thread
     web_config = _web_config(settings)
     trimming = Worker("memory", TRIM_INTERVAL, _return_small_blocks, "cannot return memory")
     with _listening(settings) as listeners, trimming:

@@ -245,7 +245,7 @@ class LossFindings:
                 yield one
 
     def _exceeds(self, key: Key, lasting: Lasting, allowance: float) -> bool:
-        mean = lasting.mean
+        mean: float | None = lasting.mean
         if _DETECTORS[key[0]].less:
             mean = self._mean(key, lasting.span)
         else:  # a checkpoint in the newest parts makes what is usual for them small

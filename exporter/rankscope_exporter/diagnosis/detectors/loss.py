@@ -42,8 +42,8 @@ class LossDetector(NamedTuple):
     is_compared: bool = False
     """True if it is measured in the compared steps, which may be few."""
     sets: Callable[[RunFacts, Thresholds, Collection[int]], Iterator[Ranks]] | None = None
-    """Yields the sets of ranks of a window that are late, but for known ones. Then `measure` returns the waits of ranks,
-    of which one waits least in each step, maybe by chance. At most one detector has it."""
+    """Yields the sets of ranks that are late in a window, without known ones. Then `measure` returns the waits of
+    ranks, of which one waits least in each step, maybe by chance. Exactly one detector has it."""
     less: str = ""
     """The kind of the sets whose loss is not part of this one."""
     is_usual: Callable[[Candidate], bool] | None = None
