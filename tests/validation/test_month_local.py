@@ -15,11 +15,12 @@ from validation.month.local import Task, body, is_false, is_right, judge, tasks
 from validation.month.plan import Plan, SimulatedEvent
 from validation.month.run import SimulatedRun
 from validation.month.scene import COMPUTE, Extra, Mode, Scene, Truth
-from validation.month.series import added
+from validation.month.series import NANO, added
 from validation.month.steps import P
 
 from rankscope_exporter.diagnosis.detectors import key_of
 from rankscope_exporter.diagnosis.readings import RankReading, spent
+from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 CHECKPOINT = SimulatedEvent("checkpoint", 200.0, 40.0, 2)
 RESTART = SimulatedEvent("restart", 400.0, 30.0)
@@ -76,6 +77,12 @@ def test_the_sums_over_a_repeated_series_are_those_of_its_steps() -> None:
     for first in range(5):
         for steps in range(14):
             assert added(sums, first, steps) == np.resize(np.roll(values, -first), steps).sum()
+
+
+@pytest.mark.parametrize("step", [0.02, 0.5])
+def test_steps_repeat_only_after_the_longest_span_that_is_judged(step: float) -> None:
+    run = SimulatedRun(a_scene(step=step, ranks=2, speed=np.ones(2), seconds=3600.0))
+    assert int(run._series(Mode()).ends[-1]) * NANO >= Thresholds().tiers[-1].seconds
 
 
 def test_a_late_rank_waits_least_and_the_others_wait_for_it() -> None:
