@@ -21,7 +21,7 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
 STEPS = 100
-DELAY = 50  # milliseconds
+DELAY = 80  # milliseconds, far more than what four ranks on two busy cores vary
 REFERENCE_INTERVAL = 0.5  # seconds: a few steps
 
 
