@@ -178,3 +178,8 @@ def test_a_fault_is_found_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Task, "scene", lambda _: ("one rank is slow", slow(1)))
     line = judge(Task(1, "one rank is slow", 1.3))
     assert [is_right(line, one) for one in line["found"]] == [True]
+
+
+def test_a_slowdown_that_throttling_explained_is_no_finding_after_both_are_over() -> None:
+    line = judge(Task(0, "throttled GPUs", 2.0))
+    assert [one[0] for one in line["found"]] == ["throttling"]

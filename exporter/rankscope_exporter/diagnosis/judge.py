@@ -50,6 +50,7 @@ READINGS_LIMIT, MIN_READINGS = 48, 8
 RUN_BYTES = 20_000
 """The memory of a run without its history and readings."""
 NEED_STEPS = {kind for one in STATES for kind in one.needs_steps}
+ENDS_LATE = {kind: one.ends_late for one in STATES for kind in one.kinds}
 JUST_BEGUN_SECONDS = 10.0
 """A rank that is first read within this time was seen from its start: its record may appear with its first steps."""
 
@@ -318,7 +319,8 @@ class RunJudge:
         """Return whether another finding explains the candidate, or did so recently: the two do not end together."""
         if explanation(candidate, others):
             self._explained[key_of(candidate)] = at
-        return at - self._explained.get(key_of(candidate), -inf) <= self._thresholds.release_seconds
+        lasts = max(self._thresholds.release_seconds, ENDS_LATE.get(candidate.kind, 0.0) * candidate.needed)
+        return at - self._explained.get(key_of(candidate), -inf) <= lasts
 
     def _pending_states(
         self, at: float, window: Window, states: Sequence[Candidate], found: Sequence[Candidate]

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.speed import SPAN_ROWS
 
 KIND = "slowdown"
 _EVIDENCE = {"throttled": "clock", "clocks": "clock", "foreign_process": "processes", "cpu_contention": "run_queue"}
@@ -44,6 +45,7 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
 DETECTOR = StateDetector(
     (KIND,),
     detect,
+    ends_late=3 / SPAN_ROWS,
     explained_by=("straggler", "rotating_straggler", "launch", "device_reads", "throttling", "cpu_fallback", "hang"),
     explained_by_cause=(("cpu_contention", ("data", "cpu")),),  # too few CPUs slow down the loaders, too
 )

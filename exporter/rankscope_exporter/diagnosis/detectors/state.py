@@ -55,6 +55,9 @@ class StateDetector(NamedTuple):
     """True if it is the same finding when it comes again in the same processes."""
     is_one_per_run: bool = False
     """True if a run has at most one such finding, although it names a rank."""
+    ends_late: float = 0.0
+    """The longest time by which it ends after its cause, as a ratio of the time that it has to last. It is explained
+    for so long after the end of the finding that explained it."""
     needs_steps: tuple[str, ...] = ()
     """Its kinds that only a window with steps shows. All others are seen at the first reading."""
     undecided: Callable[[Window, Collection[Candidate]], Iterator[Pending]] | None = None
