@@ -18,6 +18,9 @@ NOWHERE = "http://127.0.0.1:9/"  # the discard port: the tests read routing and 
 
 Alert = dict[str, str]
 
+LAST = [{"cluster": "last", "uuid": "GPU-0", "alertname": f"RankscopeGpu{name}"} for name in ("Lost", "AllocatedIdle")]
+"""An alert and one that it inhibits. Inhibition reads alerts in their order, after Alertmanager shows them."""
+
 
 class Alertmanager:
     """The part of Alertmanager's API v2 that the tests need."""
@@ -44,10 +47,20 @@ class Alertmanager:
 
     def uninhibited(self) -> list[Alert]:
         """Return the labels of the alerts that no alert inhibits."""
-        return [alert["labels"] for alert in self._get("/api/v2/alerts") if not alert["status"]["inhibitedBy"]]
+        self.begin(*LAST)
+        eventually(lambda: LAST[1] in self._labels(inhibited=True), pause=0.05)
+        return [alert for alert in self._labels(inhibited=False) if alert not in LAST]
+
+    def _labels(self, *, inhibited: bool) -> list[Alert]:
+        alerts = self._get("/api/v2/alerts")
+        return [alert["labels"] for alert in alerts if bool(alert["status"]["inhibitedBy"]) == inhibited]
 
     def notifications(self) -> list[tuple[str, int]]:
-        """Return name and number of the alerts in each notification."""
+        """Return name and number of the alerts in each notification, once each alert is in one."""
+        eventually(lambda: sum(number for _, number in self._notifications()) == len(self._get("/api/v2/alerts")))
+        return self._notifications()
+
+    def _notifications(self) -> list[tuple[str, int]]:
         groups = self._get("/api/v2/alerts/groups")
         return sorted((group["labels"]["alertname"], len(group["alerts"])) for group in groups)
 
