@@ -16,8 +16,8 @@ from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.principals import principal
 from rankscope_exporter.ranks.rank import Key, Rank
 
-RANKS_LIMIT = 160  # ordinary ranks on a page
-OWNER_RANKS_LIMIT = 128  # ranks of one owner
+RANKS_LIMIT = 128  # ordinary ranks on a page
+OWNER_RANKS_LIMIT = 96  # ranks of one owner
 STAYING_LIMIT = 16  # as many as a node has GPUs
 ORDINARY_BYTES = 32_768  # bytes of an ordinary rank: 100 series take 13,000, all possible series 21,000
 # Tests check these: series of a rank without operations, own phases, groups or trackers, and bytes of a series without

@@ -33,9 +33,9 @@ NOT_JUDGED = "rankscope_exporter_runs_not_judged{"
 LONGEST = 10 * SCRAPES
 """Seconds until so many pages have results of the diagnosis, which other programs on this machine may delay."""
 CROWDS = {
-    "control": (MALLORY, 3, 13, 4, "honest"),
+    "control": (MALLORY, 3, 10, 4, "honest"),
     "owners who change": (200_000, 240, 1, 1, "hostile", 2),
-    "costly records": (MALLORY, 3, 13, 4, "hostile"),
+    "costly records": (MALLORY, 3, 10, 4, "hostile"),
 }
 DIAGNOSIS = "ranks-findings"
 NAMED = """
@@ -148,4 +148,4 @@ def test_the_diagnosis_takes_a_limited_share_of_a_core(observed: Observed) -> No
 def test_honest_runs_are_all_judged(observed: Observed, kind: str) -> None:
     if kind == "control":
         assert NOT_JUDGED not in observed.pages[-1]
-        assert observed.pages[-1].count("rankscope_run_judged_info{") == 1 + 3 * 13
+        assert observed.pages[-1].count("rankscope_run_judged_info{") == 1 + 3 * 10

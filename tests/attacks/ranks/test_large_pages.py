@@ -16,10 +16,9 @@ from rankscope.record.layout import INDEX
 from rankscope.record.reader import read_rank
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.run_directory import RunDirectory
-from rankscope_exporter.ranks.share import RANKS_LIMIT
+from rankscope_exporter.ranks.share import ORDINARY_BYTES, OWNER_RANKS_LIMIT, RANKS_LIMIT
 
 pytestmark = needs_root
-PAGE = 256 * 32_768  # bytes
 LARGE: dict[str, Any] = {
     "phases": [f"{number:0>198}" for number in range(layout.MAX_PHASES - len(layout.PHASES))],
     "groups": [f"{number:0>100}" for number in range(layout.MAX_GROUPS)],
@@ -54,11 +53,11 @@ def page(directory: RunDirectory) -> tuple[int, Counter[int]]:
 
 
 @pytest.mark.parametrize("more", MORE)
-def test_a_page_of_the_largest_records_is_bounded_and_one_owner_gets_half_of_it(run_dir: Path, more: str) -> None:
+def test_a_page_of_the_largest_records_is_bounded_and_one_owner_gets_a_part_of_it(run_dir: Path, more: str) -> None:
     directory = RunDirectory([run_dir], clock)
     forge(run_dir, MALLORY, 256, run="r" * 200, **LARGE, **MORE[more])
     alone, shown = page(directory)
-    assert alone <= PAGE / 2
+    assert alone <= OWNER_RANKS_LIMIT * ORDINARY_BYTES
     assert shown[MALLORY] > 0
     assert directory.scan().skipped["too_many_ranks"] == 256 - shown[MALLORY]
 
@@ -71,7 +70,7 @@ def test_a_few_ordinary_ranks_are_shown_next_to_those_of_users_who_fill_the_page
         ended(run_dir, VICTIM, f"mine{number}", rank=str(number))
     written, shown = page(directory)
     assert len(owned(directory.scan(), VICTIM)) == 16
-    assert written <= PAGE
+    assert written <= RANKS_LIMIT * ORDINARY_BYTES
     assert {shown[uid] for uid in range(MALLORY, MALLORY + 4)} == {(RANKS_LIMIT - 16) // 4}
 
 
