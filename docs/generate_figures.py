@@ -18,7 +18,8 @@ from rankscope_exporter.diagnosis import judged
 from rankscope_exporter.diagnosis.limits import CPU_SECONDS
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.hangs import flight_recorder, plain_pickle
-from rankscope_exporter.ranks import owner_files, share
+from rankscope_exporter.ledger import owner_files
+from rankscope_exporter.ranks import share
 from rankscope_exporter.web import limits
 
 ROOT = Path(__file__).parents[1]

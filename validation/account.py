@@ -23,7 +23,7 @@ from rankscope_exporter.diagnosis.facts import DEVICE, HOST, WAIT
 from rankscope_exporter.diagnosis.judge import RunJudge
 from rankscope_exporter.diagnosis.lost import Parts
 from rankscope_exporter.diagnosis.thresholds import Thresholds
-from rankscope_exporter.ranks.account import add_seconds
+from rankscope_exporter.ledger.account import add_seconds
 
 BOUND = 0.1
 RANKS, LEVEL = 4, 3

@@ -25,8 +25,8 @@ from validation.siege.target import INSIDER, RUN, VICTIM, Seen, Target
 
 from rankscope.record.group_name import members
 from rankscope.record.reader import read_rank
+from rankscope_exporter.ledger.owner_files import DIRECTORY_LIMIT
 from rankscope_exporter.ranks.checks import check_info
-from rankscope_exporter.ranks.owner_files import DIRECTORY_LIMIT
 from rankscope_exporter.ranks.parallelism import coordinates
 
 __all__ = ["web_config"]

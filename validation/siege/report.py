@@ -16,7 +16,7 @@ from validation.siege.figures import Blocks, Phase, blocks, difference
 from validation.siege.scraper import Scraped
 from validation.siege.target import RANKS, RUN, VICTIM
 
-from rankscope_exporter.ranks.owner_files import DIRECTORY_LIMIT
+from rankscope_exporter.ledger.owner_files import DIRECTORY_LIMIT
 
 QUIET, SIEGE, ALL_USERS, BURN, AGAIN = "quiet", "siege", "siege of many users", "burn", "quiet again"
 PHASES = (QUIET, SIEGE, ALL_USERS, BURN, AGAIN)

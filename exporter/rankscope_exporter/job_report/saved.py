@@ -9,11 +9,11 @@ from typing import Any
 
 from rankscope.cli.explaining.answers import LARGEST
 from rankscope.record.reader import UnreadableRecordError, read_rank
-from rankscope_exporter.diagnosis.detectors.hang import KIND as HANG
 from rankscope_exporter.diagnosis.lost import by_cause
+from rankscope_exporter.diagnosis.priority import STANDSTILLS
 from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, check_directory, merge_trainings
 from rankscope_exporter.job_report.records import last_known, phase_seconds
-from rankscope_exporter.ranks import journal, state_file
+from rankscope_exporter.ledger import journal, state_file
 
 OTHERWISE = ": give the exporter's --state-dir, as a user who may read it, or a Prometheus with --url"
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -96,7 +96,7 @@ def _until_now(account: Mapping[str, Any]) -> Mapping[str, Any]:
     if not alive or any(one["started_monotonic"] != ranks[rank]["began"] for rank, one in snapshots.items()):
         return account
     at = max(map(last_known, alive))
-    is_hung = any(entry["kind"] == HANG for entry in account["findings"].values())
+    is_hung = any(entry["kind"] in STANDSTILLS for entry in account["findings"].values())
     stalled = min(one.read_monotonic - one.last_progress for one in alive) if is_hung else 0.0
     pending = {"idle": max(at - account["at"], 0.0) * (len(snapshots) - len(alive))}
     for rank, one in snapshots.items():

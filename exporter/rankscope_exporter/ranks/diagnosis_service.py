@@ -26,17 +26,17 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds, change_threshold
 from rankscope_exporter.documents import DocumentError, read_document
 from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.rank_gpus import RankGpu
-from rankscope_exporter.ranks.account import Account, add_seconds
-from rankscope_exporter.ranks.accounts import Accounts
+from rankscope_exporter.ledger.account import Account, add_seconds
+from rankscope_exporter.ledger.accounts import Accounts
+from rankscope_exporter.ledger.owner_files import OwnerFiles
+from rankscope_exporter.ledger.state_file import StateFiles
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.look import Look, PollHistory
-from rankscope_exporter.ranks.owner_files import OwnerFiles
 from rankscope_exporter.ranks.principals import principal_of
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.readings import reading
-from rankscope_exporter.ranks.state_file import StateFiles
 
 SAVE_INTERVAL, MIN_SAVE_INTERVAL = 60.0, 10.0
 """Seconds between two saved states, and the fewest seconds between them if the findings have changed."""

@@ -17,9 +17,9 @@ from tests.attacks.users import MALLORY, VICTIM, needs_root
 from rankscope.record import layout
 from rankscope_exporter.job_report import saved
 from rankscope_exporter.job_report.command import ReportRequest, show
+from rankscope_exporter.ledger.account import GONE_LIMIT
+from rankscope_exporter.ledger.owner_files import BYTES_PER_SECOND, FILE_LIMIT, OWNER_LIMIT, OWNERS_LIMIT, STATE_LIMIT
 from rankscope_exporter.ranks import new_series
-from rankscope_exporter.ranks.account import GONE_LIMIT
-from rankscope_exporter.ranks.owner_files import BYTES_PER_SECOND, FILE_LIMIT, OWNER_LIMIT, OWNERS_LIMIT, STATE_LIMIT
 from rankscope_exporter.ranks.run_directory import ENDED_RANK_SECONDS
 
 pytestmark = needs_root

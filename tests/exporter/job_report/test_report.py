@@ -19,8 +19,8 @@ from rankscope_exporter.job_report.command import ReportRequest, show
 from rankscope_exporter.job_report.job import Allocation, Gpu, Job, JobFinding, NoJobError, merge_jobs, select_job
 from rankscope_exporter.job_report.page import Prices, group_lines, lines
 from rankscope_exporter.job_report.short import LIMIT, as_json
-from rankscope_exporter.ranks import journal
-from rankscope_exporter.ranks.owner_files import OwnerFiles
+from rankscope_exporter.ledger import journal
+from rankscope_exporter.ledger.owner_files import OwnerFiles
 
 SLURM = {"job_id": "4711", "job_name": "train large", "account": "physics", "partition": "gpu"}
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from rankscope_exporter.diagnosis import words
 from rankscope_exporter.diagnosis.counters import increase
-from rankscope_exporter.diagnosis.detectors.hang import KIND as HANG
 from rankscope_exporter.diagnosis.findings import Finding, Place
 from rankscope_exporter.diagnosis.history import finite
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import of_newest_start
 from rankscope_exporter.diagnosis.lost import by_cause
+from rankscope_exporter.diagnosis.priority import STANDSTILLS
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.look import Look
@@ -180,7 +180,7 @@ class Account:
         is_new_account = bool(verdict and verdict.new_gpu_seconds)
         total, judged = sum(self.judged.values()) if is_over or is_new_account else 0.0, 0.0
         undecided = verdict.undecided_seconds if verdict and not is_over else 0.0
-        stalled = _stalled(readings) if verdict and any(one.kind == HANG for one in verdict.findings) else 0.0
+        stalled = _stalled(readings) if verdict and any(one.kind in STANDSTILLS for one in verdict.findings) else 0.0
         for one in readings:
             use = self.ranks.get(str(one.rank))
             is_new = use is None or use.began != one.began

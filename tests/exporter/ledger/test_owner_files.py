@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rankscope_exporter.ranks import journal, owner_files, principals, state_file
-from rankscope_exporter.ranks.owner_files import (
+from rankscope_exporter.ledger import journal, owner_files, state_file
+from rankscope_exporter.ledger.owner_files import (
     BYTES_PER_SECOND,
     DIRECTORY_LIMIT,
     FILE_LIMIT,
@@ -24,8 +24,9 @@ from rankscope_exporter.ranks.owner_files import (
     STATE_LIMIT,
     OwnerFiles,
 )
+from rankscope_exporter.ledger.state_file import StateFiles
+from rankscope_exporter.ranks import principals
 from rankscope_exporter.ranks.principals import SubordinateIds
-from rankscope_exporter.ranks.state_file import StateFiles
 
 ROOT = Path(__file__).parents[3]
 

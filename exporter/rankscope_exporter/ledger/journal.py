@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope_exporter.ranks.owner_files import FILE_LIMIT, OwnerFiles, read_lines
+from rankscope_exporter.ledger.owner_files import FILE_LIMIT, OwnerFiles, read_lines
 
 PREVIOUS = ".old"
 FINISHED, FOUND = "run", "finding"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankscope_exporter.ranks.owner_files import STATE_LIMIT, OwnerFiles, read_lines
+from rankscope_exporter.ledger.owner_files import STATE_LIMIT, OwnerFiles, read_lines
 
 FILES = "state-*.jsonl"
 OLD = "findings.json"

@@ -10,10 +10,10 @@ from typing import Any
 
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.readings import Run
-from rankscope_exporter.ranks import journal
-from rankscope_exporter.ranks.account import Account, account_from_json
+from rankscope_exporter.ledger import journal
+from rankscope_exporter.ledger.account import Account, account_from_json
+from rankscope_exporter.ledger.owner_files import OwnerFiles
 from rankscope_exporter.ranks.look import Look
-from rankscope_exporter.ranks.owner_files import OwnerFiles
 from rankscope_exporter.ranks.process_usage import PROCFS, allowed_cpus
 from rankscope_exporter.ranks.rank import Rank
 

@@ -24,10 +24,11 @@ from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.job_report import saved
 from rankscope_exporter.job_report.job import Job
 from rankscope_exporter.job_report.page import _findings
-from rankscope_exporter.ranks import journal, look, state_file
-from rankscope_exporter.ranks.account import GONE_LIMIT, Account, RankUse, account_from_json
-from rankscope_exporter.ranks.accounts import Accounts
-from rankscope_exporter.ranks.owner_files import FILE_LIMIT, OWNERS_LIMIT, OwnerFiles
+from rankscope_exporter.ledger import journal, state_file
+from rankscope_exporter.ledger.account import GONE_LIMIT, Account, RankUse, account_from_json
+from rankscope_exporter.ledger.accounts import Accounts
+from rankscope_exporter.ledger.owner_files import FILE_LIMIT, OWNERS_LIMIT, OwnerFiles
+from rankscope_exporter.ranks import look
 from rankscope_exporter.ranks.rank import Scan
 
 BOOTED = 1e9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope_exporter.ranks.account import CAUSES_LIMIT, add_seconds
+from rankscope_exporter.ledger.account import CAUSES_LIMIT, add_seconds
 from rankscope_exporter.ranks.diagnosis_service import CAUSES
 
 
