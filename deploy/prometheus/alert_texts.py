@@ -38,11 +38,17 @@ EVIDENCE = (
     '(rankscope_finding_evidence{{run=%q,kind="{}",name="{}"}})` $labels.run | query }}}}'
 )
 FIELDS = {
-    **{label: f"{{{{ $labels.{label} }}}}" for label in ("run", "rank", "node", "cause", "phase")},
+    **{label: f"{{{{ $labels.{label} }}}}" for label in ("run", "cause", "phase")},
+    "node": '{{ or $labels.node "its node" }}',
+    "ranks": '{{ if not (match " " $labels.rank) }} --rank {{ $labels.rank }}{{ end }}',
     "place": (
-        "Rank {{ $labels.rank }}{{ with $labels.node }} ({{ . }}"
+        '{{ if match "[-, ]" $labels.rank }}Set of '
+        '{{ if not (match " " $labels.rank) }}ranks {{ end }}{{ $labels.rank }}'
+        '{{ with printf `max by (place) (rankscope_finding_ratio{run=%q,rank=%q,place!=""})` $labels.run $labels.rank '
+        '| query }} ({{ . | first | label "place" }}){{ end }}'
+        "{{ else }}Rank {{ $labels.rank }}{{ with $labels.node }} ({{ . }}"
         "{{ with printf `topk(1, rankscope_gpu_info{uuid=%q})` $labels.uuid | query }}"
-        ', GPU {{ . | first | label "gpu" }}{{ end }}){{ end }}'
+        ', GPU {{ . | first | label "gpu" }}{{ end }}){{ end }}{{ end }}'
     ),
     "ratio": "{{ $value | percent }}",
     "busy": "{{ $value | percent }}",

@@ -165,3 +165,28 @@ def test_each_kind_of_finding_is_one_alert(complaint: str, alert: str) -> None:
 def test_each_text_is_complete(complaint: str) -> None:
     assert "error expanding" not in complaint
     assert "<no value>" not in complaint
+
+
+@pytest.mark.parametrize(
+    ("ranks", "place", "named", "command"),
+    [
+        ("4-7", "node node-a", "Set of ranks 4-7 (node node-a)", "stacks --rank 4-7` on node-a"),
+        ("0,2,5", "", "Set of ranks 0,2,5", "stacks --rank 0,2,5` on its node"),
+        ("12 ranks", "", "Set of 12 ranks", "stacks` on its node"),
+    ],
+)
+def test_a_set_of_ranks_is_named_by_its_place_and_its_waits(
+    tmp_path: Path, ranks: str, place: str, named: str, command: str
+) -> None:
+    where = f',rank="{ranks}",node="{"node-a" if place else ""}",place="{place}"'
+    found = {finding("rankscope_finding_ratio", rank="", more=where): 0.4}
+    for name, value in (("wait", 0.05), ("group_wait", 0.45)):
+        found[finding("rankscope_finding_evidence", rank="", more=f'{where},name="{name}"')] = value
+    series = [{"series": one, "values": f"{value}x{LAST + 2}"} for one, value in found.items()]
+    test = expecting([*judged(0, LAST + 2), *series], SLOW)
+    alert = {"alertname": "RankscopeRankLagging", "eval_time": f"{LAST * 15}s", "exp_alerts": []}
+    test["alert_rule_test"] = [alert]
+    complaint = promtool.complaint(test, PRODUCTION, tmp_path / "test.yml")
+    assert f'summary="{named} slows down run {RUN} by 40%: extra work outside the model"' in complaint
+    assert "These ranks wait 5% of the time in collectives, their peers 45%. First run" in complaint
+    assert f"`rankscope {command} to see where it is." in complaint

@@ -64,7 +64,7 @@ def advice(candidate: Candidate) -> str:
 def advice_by_cause(kind: str) -> dict[str, str]:
     """Return the advice of a kind by cause, for a report that names no rank."""
     texts = WORDS[kind]["advice"].items()
-    return {cause: text.format(rank="N", node="its node", cause=cause) for cause, text in texts}
+    return {cause: text.format(ranks=" --rank N", node="its node", cause=cause) for cause, text in texts}
 
 
 def _text(candidate: Candidate, what: str) -> str:
@@ -77,7 +77,7 @@ def _fields(candidate: Candidate) -> dict[str, object]:
     evidence, place = candidate.evidence, candidate.place
     return {
         "place": where(candidate),
-        "rank": place.ranks[0] if len(place.ranks) > LISTED else place.rank_label,
+        "ranks": "" if len(place.ranks) > LISTED else f" --rank {place.rank_label}",
         "node": place.node or "its node",
         "cause": candidate.cause,
         "phase": candidate.cause,
