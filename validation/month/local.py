@@ -128,6 +128,7 @@ def body(lines: Sequence[Line]) -> list[str]:
         f"{days:.1f} days of healthy runs: {alarms} false alarms, {rate} in 1,000 days; at most {most}, with 95% "
         f"confidence. By kind: {', '.join(f'{kind} {count}' for kind, count in kinds.most_common()) or 'none'}.",
         f"Healthy runs: {days / minutes if minutes else 0.0:.1f} run-days in a minute of CPU time.",
+        _found(runs),
         _control(lines),
         report.table(HEAD, [row for one in known if (row := _row(runs, *one))]),
     ]
@@ -141,16 +142,31 @@ def _row(lines: Sequence[Line], name: str, dose: float | None) -> tuple[Any, ...
     false = sum(is_false(line, one) for line in runs for one in line["found"])
     if dose is None:
         return name, "", len(runs), days, *[""] * 5, false
-    found = [
-        (line["truth"], right) for line in runs if (right := [one for one in line["found"] if is_right(line, one)])
-    ]
-    places = [set(truth["ranks"]) == {rank for one in right for rank in one[1]} for truth, right in found]
-    causes = [{one[2] for one in right} <= set(truth["causes"]) for truth, right in found if truth["causes"]]
+    found, places, causes = _right(runs)
     seconds = [right[0][3] - truth["begins"] for truth, right in found]
     median = f"{percentile(seconds, 0.5):.0f}" if found else ""
     each = f"{sum(len(right) for _, right in found) / len(found):.1f}" if found else ""
     parts = (f"{sum(one)}/{len(one)}" if one else "" for one in (places, causes))
     return name, f"{dose:g}", len(runs), days, f"{len(found)}/{len(runs)}", *parts, median, each, false
+
+
+def _right(runs: Sequence[Line]) -> tuple[list[tuple[Any, list[Any]]], list[bool], list[bool]]:
+    """Return the truth and the right findings of each run that has some, and whether place and cause are right."""
+    found = [
+        (line["truth"], right) for line in runs if (right := [one for one in line["found"] if is_right(line, one)])
+    ]
+    places = [set(truth["ranks"]) == {rank for one in right for rank in one[1]} for truth, right in found]
+    causes = [{one[2] for one in right} <= set(truth["causes"]) for truth, right in found if truth["causes"]]
+    return found, places, causes
+
+
+def _found(lines: Sequence[Line]) -> str:
+    runs = [line for line in lines if line["dose"] and (line["run"], line["dose"]) not in scenes.WITHIN]
+    found, places, causes = _right(runs)
+    return (
+        f"Faults whose loss is beyond its allowance by a tenth: {len(found)} of {len(runs)} found, place right in "
+        f"{sum(places)} of {len(places)}, cause in {sum(causes)} of {len(causes)}."
+    )
 
 
 def _control(lines: Sequence[Line]) -> str:
