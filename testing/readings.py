@@ -10,7 +10,7 @@ from typing import Any
 
 from rankscope.record.layout import PHASES, STEP_BOUNDS
 from rankscope.record.phases import COMPUTING
-from rankscope.record.sampling import is_sampled, next_sampled
+from rankscope.record.sampling import is_sampled
 from rankscope.record.snapshot import Step
 from rankscope_exporter.diagnosis.detectors import KINDS
 from rankscope_exporter.diagnosis.detectors.loss import Window
@@ -195,25 +195,6 @@ class Training:
             collectives=CollectiveCounters({"ddp_all_reduce": steps}, {"ddp_all_reduce": steps * 1e8}),
             gpu=GpuCounters(0.95 * self.now, {}, self.now),
         )  # fmt: skip
-
-
-class FewMeasured(Training):
-    """A training of which one step of each block of 2**level is measured on the device and compared."""
-
-    def __init__(self, ranks: int, level: int) -> None:
-        self._level, self._next, self._measured = level, next_sampled(1, level), 0
-        super().__init__(ranks, clock=DEVICE, adjust=lambda one: counting(one, device_steps=float(self._measured)))
-
-    def _finish_step(self) -> None:
-        if self._steps + 1 == self._next:
-            super()._finish_step()
-            self._next, self._measured = next_sampled(self._steps + 1, self._level), self._measured + 1
-            return
-        self._steps += 1
-        for rank in self._ranks:
-            device = dict(rank.device)
-            rank.finish(self._step_began)
-            rank.device = device
 
 
 class Trial:

@@ -7,10 +7,11 @@ since the others wait for them. A rank's lag is the mean wait of those others le
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
+from typing import NamedTuple
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.late_set import late_sets
@@ -20,6 +21,18 @@ Peers = tuple[str, int | None]
 """A group and a pipeline stage. Ranks with the same group and stage do the same work and are compared."""
 WAIT = "collective_wait"
 HOST, DEVICE = "host", "device"
+RARELY, WHOLE = 0.5, 0.8
+"""Ratio of a run's time that is compared, up to which stalls are added to it, and ratio of a stall from which on it was
+compared."""
+
+
+class Stall(NamedTuple):
+    """A standstill that has ended: these ranks were in a phase, and the others waited for them."""
+
+    ends: float
+    seconds: float
+    ranks: tuple[int, ...]
+    phase: str
 
 
 @dataclass(frozen=True)
@@ -223,13 +236,20 @@ def lower_median(values: Sequence[float]) -> float:
     return ordered[(len(ordered) - 1) // 2] if len(ordered) > 3 else ordered[0]
 
 
-def compare(run: Run, then: Mapping[int, RankReading], now: Mapping[int, RankReading]) -> RunFacts:
+def compare(
+    run: Run, then: Mapping[int, RankReading], now: Mapping[int, RankReading], stalls: Iterable[Stall] = ()
+) -> RunFacts:
     """Return the facts of the window between two readings of each rank, without ranks that have no earlier reading."""
     living = [
         facts
         for number, reading in sorted(now.items())
         if reading.ended is None and (facts := _rank_facts(then.get(number), reading))
     ]
+    for stall in stalls:
+        first = next((one for one in living if one.rank in stall.ranks), None)
+        if first and then[first.rank].at < stall.ends <= first.now.at:
+            weight = _weight(first, stall)
+            living = [_with_stall(one, stall, weight) if one.peers == first.peers else one for one in living]
     compared = [facts for members in _by_peers(living).values() for facts in _compare_peers(members)]
     ended = tuple(reading for _, reading in sorted(now.items()) if reading.ended)
     return RunFacts(run, tuple(sorted(compared, key=lambda facts: facts.rank)), ended)
@@ -242,6 +262,40 @@ def _rank_facts(then: RankReading | None, now: RankReading) -> RankFacts | None:
     counted = spent(now.counters, base)
     seconds = sum(counted.phases.values())
     return RankFacts(now, seconds, counted) if seconds > 0.0 else None
+
+
+def _weight(late: RankFacts, stall: Stall) -> float:
+    """Return the seconds of a stall to add to the compared steps, so that it counts as much as the other time.
+
+    The device measures few steps, and a stall is in a single one: mostly none of it is compared, at times all of it.
+    """
+    counted = late.now.counters
+    whole = sum(unplanned(counted.phases).values())
+    ratio = counted.aligned.seconds / whole if counted.device_steps and whole else 0.0
+    if not 0.0 < ratio < RARELY:
+        return 0.0
+    seconds = min(stall.seconds, late.seconds)
+    is_compared = late.spent.aligned.phases.get(stall.phase, 0.0) > WHOLE * seconds
+    return (ratio - is_compared) * seconds
+
+
+def _with_stall(one: RankFacts, stall: Stall, weight: float) -> RankFacts:
+    """Return a rank's facts with so many seconds of a stall more in its compared steps."""
+    aligned, is_late = one.spent.aligned, one.rank in stall.ranks
+    phase, skew = (stall.phase, 0.0) if is_late else (WAIT, weight)
+    blamed = {phase: weight / len(stall.ranks)} if is_late else {}
+    aligned = replace(
+        aligned,
+        seconds=aligned.seconds + weight,
+        skew=max(aligned.skew + skew, 0.0),
+        blame=_added(aligned.blame, blamed),
+        phases=_added(aligned.phases, {phase: weight}),
+    )
+    return replace(one, spent=replace(one.spent, aligned=aligned))
+
+
+def _added(seconds: Mapping[str, float], more: Mapping[str, float]) -> Mapping[str, float]:
+    return {**seconds, **{name: seconds.get(name, 0.0) + value for name, value in more.items()}}
 
 
 def _by_peers(ranks: Sequence[RankFacts]) -> Mapping[Peers, Sequence[RankFacts]]:

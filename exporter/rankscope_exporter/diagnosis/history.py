@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from statistics import quantiles
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.facts import Stall
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.speed import Speed
 from rankscope_exporter.diagnosis.standstill import Longest, Pace, is_key
@@ -89,6 +90,11 @@ class History:
     def kept_bytes(self) -> int:
         """Return about how much memory it takes."""
         return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes) + self.speed.kept_bytes()
+
+    @property
+    def stalls(self) -> Collection[Stall]:
+        """Return the newest standstills that have ended."""
+        return self._pace.stalls
 
     @property
     def has_baseline(self) -> bool:

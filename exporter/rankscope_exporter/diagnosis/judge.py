@@ -96,8 +96,8 @@ class RunJudge:
         """True if the run was seen from its start, or for a whole span."""
         self._restored_at = inf
         """The time of a restored state until the first readings after it."""
-        self._windows: dict[int, Window] = {}
-        """By the identity of the readings at its begin: each window until now."""
+        self._windows: dict[tuple[int, int], Window] = {}
+        """The windows of this update, by the identities of the readings at their begin and end."""
         self._explained: dict[Key, float] = {}
         """By the key of an open finding: the last time that another finding explained it."""
         self._readings_limit = READINGS_LIMIT
@@ -268,10 +268,13 @@ class RunJudge:
             del self._readings[densest]
 
     def _window(self, before: Readings, readings: Readings) -> Window:
-        facts = compare(self.run, before, readings)
+        if known := self._windows.get((id(before), id(readings))):
+            return known
+        facts = compare(self.run, before, readings, self.history.stalls)
         is_stuck = self._states.is_hung or are_stopped(before.values()) or are_stopped(readings.values())
         losses = lost.lost(facts, self._thresholds, is_stuck=is_stuck)
-        return Window(facts, losses, self._thresholds)
+        window = self._windows[id(before), id(readings)] = Window(facts, losses, self._thresholds)
+        return window
 
     def _recent(self, readings: Readings) -> Window:
         """Return the window of the shortest span, or of all readings if they cover less."""
@@ -280,8 +283,7 @@ class RunJudge:
 
     def _since(self, begins: float, readings: Readings) -> Window:
         """Return the window from that time until now."""
-        then = self._readings_at(begins)
-        return self._windows.get(id(then)) or self._windows.setdefault(id(then), self._window(then, readings))
+        return self._window(self._readings_at(begins), readings)
 
     def _readings_at(self, moment: float) -> Readings:
         """Return the last readings at or before that time, or else the first ones."""

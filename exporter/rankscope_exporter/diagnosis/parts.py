@@ -125,7 +125,7 @@ class Span:
         """Return the mean wait by rank; empty if it is unknown."""
         columns, weights = self._columns_of(kind, ranks), self.weights((kind, None))
         parts = zip(weights, self._parts, strict=True)
-        rows = [(weight, part.values) for weight, part in parts if not math.isnan(_mean_of(part.values, columns[-1:]))]
+        rows = [(weight, part.values) for weight, part in parts if not math.isnan(_mean_of(part.values, columns))]
         total = sum(weight for weight, _ in rows)
         if not total:
             return {}
@@ -218,18 +218,23 @@ class Span:
         """
         total = known = 0.0
         for block in self._blocks(seconds):
-            if (mean := block.mean(key)) is not None:
-                least = block.least(kind)
+            mean, least = block.mean(key), block.least(kind)
+            if mean is not None and least is not None:
                 by_chance = BY_CHANCE * mean / math.sqrt(max(block.steps, 1.0))
                 total += block.seconds * (least if mean - least > by_chance else mean)
                 known += block.seconds
         return total / known if known else None
 
-    def least(self, kind: str) -> float:
-        """Return the mean wait of the ranks that wait least among their peers, as a mean wait of all but the last."""
+    def least(self, kind: str) -> float | None:
+        """Return the mean wait of the ranks that wait least among their peers, as a mean wait of all but the last.
+
+        It is None if the wait of a rank is unknown, such as before it restarted.
+        """
         total = 0.0
         for ranks in self._peers.groups:
-            if len(ranks) > 1 and (waits := self.waits(kind, ranks)):
+            if len(ranks) > 1:
+                if not (waits := self.waits(kind, ranks)):
+                    return None
                 total += len(ranks) ** 2 / (len(ranks) - 1) * min(waits.values())
         return total / max(sum(map(len, self._peers.groups)), 1)
 

@@ -6,13 +6,13 @@ none, and a forward pass only while no rank waits for another one: a rank may fe
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
 from rankscope.record import phases
-from rankscope_exporter.diagnosis.facts import WAIT
+from rankscope_exporter.diagnosis.facts import WAIT, Stall
 from rankscope_exporter.diagnosis.readings import RankReading, are_stopped
 from rankscope_exporter.diagnosis.step_times import longest_step
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -34,6 +34,8 @@ AWAITED = frozenset((*phases.NAMES, OUTSIDE, FINISHED, STOPPED)) - {STARTUP}
 """All that has a pace. A script's own phases count as `other`. No start-up predicts how long the next one takes."""
 UNNAMED = (OUTSIDE, *phases.PLANNED)
 """What no single rank is blamed for: long waits for it are the pace of all ranks."""
+BLAMED = frozenset((*phases.COMPUTING, "data_wait", "h2d_copy", OTHER))
+"""The phases of a rank that the others wait for, each in a single step."""
 SILENT = 5.0
 """Seconds without an event after which a rank is stuck in its phase, or waits in its collective."""
 MIN_PAUSE = 0.5
@@ -42,8 +44,8 @@ GOES_ON = 60.0  # longest time for which ranks go on after a rank that they wait
 EVER, HOUR = 1.5, 3600.0
 """Multiple of the longest standstill of all after which a run hangs, and the time of the longest recent one."""
 ROUNDING = 1e-3
-PACES = 64
-"""The most paces of a run that are kept."""
+PACES = STALLS = 64
+"""The most paces and stalls of a run that are kept."""
 
 Issued = Mapping[int, Mapping[str, float]]
 """The number of issued collectives by rank and group."""
@@ -86,6 +88,7 @@ class Pace:
         self.standstill: Standstill | None = None
         self.longest: dict[str, Longest] = {}
         """By what the run waited for, or by `key` if it waited so long that it was a hang."""
+        self.stalls: deque[Stall] = deque(maxlen=STALLS)
         self.stepped_since: float | None = None
         self._steps, self._stepped_at = 0.0, -inf
         """The number of steps, and when it last changed."""
@@ -119,6 +122,7 @@ class Pace:
         if moved:
             self._end(at, {one.phase for one in living if one.rank not in moved})
             self._moved_at = max(min(one.last_progress, at) for one in living if one.rank in moved)
+            self._add_stall(self._moved_at)
         # While a rank is in a planned phase, others may end their step, or enter that phase: its standstill goes on.
         again = begun | {one.rank for one in living if moved and (one.rank in moved or not _is_planned(one))}
         self._then = {one.rank: one if one.rank in again else self._then[one.rank] for one in living}
@@ -151,6 +155,13 @@ class Pace:
         while len(self.longest) > PACES:
             del self.longest[min(self.longest, key=lambda name: self.longest[name].ended)]
         self._waited = {one: seconds for one, seconds in self._waited.items() if one[0] in going_on}
+
+    def _add_stall(self, at: float) -> None:
+        found = self.standstill
+        if found and found.has_evidence and found.cause in BLAMED:
+            late = (found.rank, *(one for one in self._last if one.rank in found.behind and one.phase == found.cause))
+            ranks = tuple(sorted({one.rank for one in late}))
+            self.stalls.append(Stall(at, found.seconds + at - found.rank.at, ranks, found.cause))
 
     def limits(self, at: float) -> Mapping[str, float]:
         """Return the seconds after which the run hangs, by what it waits for, as far as its pace is known."""

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from testing.readings import RUN, SLOW, Change, FewMeasured, Training, Trial, Work, counting, drift, spend
+from testing.readings import RUN, SLOW, Change, Training, Trial, Work, counting, drift, spend
 
 from rankscope_exporter.diagnosis.facts import compare
 from rankscope_exporter.diagnosis.readings import AlignedCounters, CollectiveCounters, RankReading
@@ -117,7 +117,7 @@ LONGEST_GAP = 4
 )
 def test_a_loss_is_found_within_a_dozen_measured_steps(level: int, change: Change, kind: str) -> None:
     """Steps with 100 marks and more, such as FSDP's, are not all measured on the device."""
-    trial = Trial(FewMeasured(4, level)).trained(100, drift)
+    trial = Trial(Training(4, clock="device", level=level)).trained(100, drift)
     assert not trial.kinds()
     trial.train(12 * 2**level * (0.3 + 0.21), drift, change)
     assert trial.kinds() == {kind}
@@ -130,7 +130,7 @@ def test_a_straggler_is_found_on_the_device_if_no_step_can_be_compared() -> None
 
 
 def test_the_lag_is_unknown_between_measured_steps() -> None:
-    *_, (_, before) = (training := FewMeasured(4, LONGEST_GAP)).train(60)
+    *_, (_, before) = (training := Training(4, clock="device", level=LONGEST_GAP)).train(60)
     lags = []
     for _, now in training.train(20, spend("backward", 0.3, 1)):
         measured = before[0].counters.aligned.steps < now[0].counters.aligned.steps

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from testing.readings import DEVICE, HOST, SLOW, Change, FewMeasured, Training, Trial, Work, drift, spend
+from testing.readings import DEVICE, HOST, SLOW, Change, Training, Trial, Work, drift, spend
 
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.readings import RankReading
@@ -135,10 +135,30 @@ def test_random_ranks_that_train_alone_with_the_same_rhythm_are_no_stragglers(se
 @pytest.mark.parametrize(("every", "seconds"), [(10, 1.0), (20, 2.0), (50, 4.0)])
 def test_a_rank_that_is_late_in_few_steps_is_found_although_few_are_measured(every: int, seconds: float) -> None:
     """The device measures one step in eight."""
-    trial = Trial(FewMeasured(8, 3)).trained(100, drift)
+    trial = Trial(Training(8, clock=DEVICE, level=3)).trained(100, drift)
     trial.trained(60 * every * STEP_SECONDS * 8, drift, spend("other", seconds, 0, every=every))
     assert {(one.kind, one.candidate.place.rank) for one in trial.opened()} == {("straggler", 0)}
     assert len(trial.opened()) == 1
+
+
+@pytest.mark.parametrize(("ranks", "alone", "period"), [(4, 20.0, 40.0), (8, 8.0, 20.0), (2, 30.0, 90.0)])
+def test_a_rank_that_trains_alone_is_found_although_none_of_these_steps_is_measured(
+    ranks: int, alone: float, period: float
+) -> None:
+    """The device measures one step in 32."""
+    trial = Trial(Training(ranks, clock=DEVICE, level=5)).trained(300, drift)
+    trial.trained(24 * (alone + period), drift, each(period, spend("other", alone, 0)))
+    assert {(one.candidate.place.rank, one.candidate.cause) for one in trial.opened()} == {(0, "other")}
+    assert {len(findings) for findings in shown(trial)} == {1}
+    (finding,) = shown(trial)[-1]
+    assert finding.candidate.ratio == pytest.approx(alone / (alone + period), rel=0.5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_ranks_that_train_alone_are_no_stragglers_although_few_steps_are_measured(seed: int) -> None:
+    trial = Trial(Training(4, clock=DEVICE, level=5)).trained(300, drift)
+    trial.trained(1500, drift, each(20.0, of_random_rank(4, "other", 8.0, seed)))
+    assert not trial.opened()
 
 
 def throttled_each(period: float, lasts: float, factor: float, training: Training) -> Change:
