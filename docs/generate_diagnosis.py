@@ -99,6 +99,9 @@ Cause and place are fixed when a finding starts; the severity becomes critical a
 `launch` and `device_reads` show only in steps that are measured on the GPU: of short steps one every second or two, of
 steps with hundreds of phases one every ten seconds. Only parts with such a step count for them.
 
+If one rank works alone in a single step now and then, that step is rarely a measured one. So standstills of at least 5 s
+in which the other ranks wait for it count as compared time, as much of them as of all other steps.
+
 A loss that every healthy run has counts only beyond an allowance: the run's own loss in the last hour (its lower
 quartile), at most the allowance below. In the first minute of a run it is the allowance.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import compress
 from statistics import fmean
 from typing import Any
@@ -51,6 +51,19 @@ Since = Callable[[float], Window]
 """A function that returns the window from a time until now."""
 
 
+@dataclass
+class _Open:
+    """An open finding about a loss."""
+
+    finding: Finding
+    above: float
+    """The time when its loss was last above the release limit."""
+    allowance: float | None = None
+    """Its allowance when it began; None after a restart."""
+    is_quiet: bool = False
+    """True if its loss was below that limit since then."""
+
+
 class LossFindings:
     """Losses in parts of a run's time, and the findings among them. A loss is a finding when it reaches any tier."""
 
@@ -58,15 +71,9 @@ class LossFindings:
         self._thresholds = thresholds
         self._history = history
         self._parts = self._no_parts()
-        self._open: dict[Key, Finding] = {}
+        self._open: dict[Key, _Open] = {}
         self._part: Window | None = None
         """The newest part."""
-        self._above: dict[Key, float] = {}
-        """By key of each open finding: the time when its loss was last above the release limit."""
-        self._quiet: set[Key] = set()
-        """The keys of the open findings whose loss was below that limit since then."""
-        self._usual: dict[Key, float] = {}
-        """By key of each open finding: its allowance when it began."""
         self._returns = Returns()
         self.usual: Candidate | None = None
         """Ranks that are late in turn as much as in many runs: no finding."""
@@ -78,7 +85,7 @@ class LossFindings:
     @property
     def open(self) -> Mapping[Key, Finding]:
         """Return the open findings."""
-        return self._open
+        return {key: one.finding for key, one in self._open.items()}
 
     @property
     def named(self) -> Collection[int]:
@@ -106,17 +113,11 @@ class LossFindings:
             self._parts.forget(ranks)
             for key in [key for key in self._open if concerns_only(key, ranks)]:
                 del self._open[key]
-                self._above.pop(key, None)
-                self._usual.pop(key, None)
-                self._quiet.discard(key)
             self._returns.forget(ranks)
             return
         self._parts, self._returns = self._no_parts(), Returns()
         self.usual, self._looked, self._began = None, -math.inf, None
         self._open.clear()
-        self._above.clear()
-        self._quiet.clear()
-        self._usual.clear()
 
     def add(self, at: float, seconds: float, part: Window) -> None:
         """Measure the losses of the newest part."""
@@ -159,10 +160,10 @@ class LossFindings:
             if _DETECTORS[key[0]].is_usual and mean is not None:
                 is_known = at - self._looked < self._shortest_seconds
                 self.usual = usual if is_known else self._look_for_usual(at, key, mean, since)
-            finding = self._open.get(key)
-            allowance = self._allowance(key, finding.candidate if finding else self.usual, shortest)
+            known = self._open.get(key)
+            allowance = self._allowance(key, known.finding.candidate if known else self.usual, shortest)
             loss = -math.inf if mean is None else mean - allowance
-            if key in self._open:
+            if known:
                 self._review(at, key, loss, shortest, since)
             elif loss > self._thresholds.loss:
                 any(self._begin(at, key, one, allowance, since) for one in self._reached(key, allowance))
@@ -260,10 +261,11 @@ class LossFindings:
         detector = _DETECTORS[key[0]]
         if detector.allowance is None or self._part is None:
             return 0.0
-        allowance = self._healthy(detector)
+        allowance, known = self._healthy(detector), self._open.get(key)
         if candidate and _is_usual(detector, candidate):
-            return self._usual[key] if key in self._usual else self._uneven_allowance(key, allowance, shortest)
-        before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
+            began_with = known.allowance if known else None
+            return self._uneven_allowance(key, allowance, shortest) if began_with is None else began_with
+        before = min(shortest.begins, known.finding.since) if known else shortest.begins
         baseline = self._baseline(key, before, shortest, LOWER)
         return allowance if baseline is None else min(allowance, baseline)
 
@@ -303,11 +305,10 @@ class LossFindings:
         baseline = "known" if has_baseline else "unknown"
         finding = Finding(replace(candidate, ratio=mean), rise.begins, at, mean > self._thresholds.severe, baseline)
         gap = span.longest_gap(key, allowance + self._thresholds.loss / 2)
-        self._open[key] = self._returns.begin(finding, gap)
+        self._open[key] = _Open(self._returns.begin(finding, gap), at, allowance)
         for other in LOSSES:
             if key[0] in other.unusual_in:
                 self._history.forget(other.kind, rise.begins)
-        self._usual[key] = allowance
         return True
 
     def _is_onset(self, rise: Span) -> bool:
@@ -316,12 +317,13 @@ class LossFindings:
 
     def _review(self, at: float, key: Key, loss: float, shortest: Span, since: Since) -> None:
         """Update ratio and evidence of an open finding, or close it. Its severity can rise, but never falls."""
-        limits, finding = self._thresholds, self._open[key]
+        limits, known = self._thresholds, self._open[key]
+        finding = known.finding
         span = self._parts.span(PERIODS * self._returns.gap(key)) or shortest
         span = span if span.begins < shortest.begins else shortest
         mean, window = self._mean(key, span), since(span.begins)
         is_unknown = mean is None and (key in self._parts.keys or isinstance(key[1], tuple))
-        if is_unknown and at - self._above.setdefault(key, at) <= UNKNOWN_SECONDS:
+        if is_unknown and at - known.above <= UNKNOWN_SECONDS:
             return
         is_above = loss >= limits.release * limits.loss
         is_explained = is_above and mean is not None and _is_alive(key, window)
@@ -335,44 +337,39 @@ class LossFindings:
             if newest and _is_contradicted(finding, newest, window):
                 self._begin_again(at, key, newest, shortest)
                 return
-        last = self._above.setdefault(key, at)
         if is_above:
-            self._returns.add_gap(key, at - last if key in self._quiet and at - last > limits.release_seconds else 0.0)
-            self._above[key] = at
-            self._quiet.discard(key)
+            if known.is_quiet and at - known.above > limits.release_seconds:
+                self._returns.add_gap(key, at - known.above)
+            known.above, known.is_quiet = at, False
         elif mean is not None:
-            self._quiet.add(key)
-        if at - self._above[key] > limits.release_seconds + AS_LONG * self._returns.gap(key):
-            self._returns.end(self._open.pop(key), self._above.pop(key))
-            self._usual.pop(key, None)
+            known.is_quiet = True
+        if at - known.above > limits.release_seconds + AS_LONG * self._returns.gap(key):
+            self._returns.end(self._open.pop(key).finding, known.above)
         elif is_above and mean is not None:
             is_critical = finding.is_critical or mean > limits.severe
             evidence = dict(finding.candidate.evidence)
             evidence |= {name: value for name, value in (newest.evidence if newest else {}).items() if name in evidence}
             candidate = replace(finding.candidate, ratio=mean, evidence=evidence)
-            self._open[key] = replace(finding, candidate=candidate, is_critical=is_critical)
+            known.finding = replace(finding, candidate=candidate, is_critical=is_critical)
 
     def _begin_again(self, at: float, key: Key, newest: Candidate, shortest: Span) -> None:
         """Replace an open finding by one with another cause: its own fault is over, and another one goes on."""
         limits = self._thresholds
         mean = shortest.mean(key) or newest.ratio
         began = shortest.rise(key, (limits.limit(shortest.seconds) + mean) / 2).begins
-        is_critical, baseline = mean > limits.severe, self._open.pop(key).baseline
-        self._open[key_of(newest)] = Finding(replace(newest, ratio=mean), began, at, is_critical, baseline)
-        for times in (self._above, self._usual):
-            if key in times:
-                times[key_of(newest)] = times.pop(key)
+        known = self._open[key_of(newest)] = self._open.pop(key)
+        known.finding = Finding(replace(newest, ratio=mean), began, at, mean > limits.severe, known.finding.baseline)
 
     def state(self, at: float) -> list[list[Any]]:
         """Return the open findings as JSON values, with ages instead of times."""
-        return _to_json(self._open, self._returns, at)
+        return _to_json(self.open, self._returns, at)
 
     def restore(self, findings: Iterable[tuple[Finding, float]], at: float) -> None:
         """Add the restored findings of losses, each with the longest time between two of its events."""
         for finding, gap in findings:
             if finding.kind in _DETECTORS:
                 key = key_of(finding.candidate)
-                self._open[key], self._above[key] = finding, at
+                self._open[key] = _Open(finding, at)
                 self._returns.add_gap(key, gap)
 
 
