@@ -1,4 +1,4 @@
-"""Feed simulated runs to the diagnosis, poll by poll; where nothing changes, only one of fifteen."""
+"""Feed simulated runs to the diagnosis, poll by poll; where nothing changes, only one a minute."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from validation.month.run import SimulatedRun
 from validation.month.scene import Scene
 
 from rankscope_exporter.diagnosis.detectors import key_of
-from rankscope_exporter.diagnosis.history import ROW_SECONDS
 from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
 
-QUIET = int(ROW_SECONDS)
-"""Seconds between two polls where nothing changes: at most those of a row of the run's baselines."""
+QUIET = (60, 30, 15)
+"""Seconds between two polls where nothing changes: as many as nothing changes for."""
 SLOW = 5
 """Seconds between two polls while something is found, or in a pause."""
 OPEN_SECONDS = 120.0
@@ -49,6 +48,4 @@ def _pause(run: SimulatedRun, verdict: Verdict, at: int, *, is_new: bool) -> int
         return run.pace
     remaining = [one.remaining for one in verdict.pending if one.remaining is not None]
     slow = max(1, min(SLOW, int(min(remaining, default=SLOW))))
-    if _found(verdict) or run.is_changing(at, QUIET):
-        return slow
-    return QUIET
+    return next((pause for pause in QUIET if not (_found(verdict) or run.is_changing(at, pause))), slow)

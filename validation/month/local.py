@@ -6,7 +6,7 @@
     python -m validation.month.local --whole --runs 0 10     the same runs with every poll: the control
 
 The readings of each rank go into the diagnosis that the exporter runs. Each second is polled around changes, each 5 s
-while something is found, and each 15 s while nothing changes. The control shows that the omitted polls change no
+while something is found, and each minute while nothing changes. The control shows that the omitted polls change no
 finding. Each run is drawn from its number, and the ledger has a line of JSON for each.
 
 A finding is right if it is of the fault's kind, names no other rank, and opens while the fault lasts. Its place is

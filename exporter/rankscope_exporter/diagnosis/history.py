@@ -148,6 +148,8 @@ class History:
                 per_step[kind] = loss / steps
         self._parts.clear()
         self._rows.append(Row(at, step_bytes, to_useful, per_step))
+        while at - self._rows[0].at > self._thresholds.baseline_seconds:  # a row may be longer than usual
+            self._rows.popleft()
         self._known_quantiles.clear()
 
     def baseline(
