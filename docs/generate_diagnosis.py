@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,7 +14,6 @@ from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAU
 from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
 
 OUTPUT = Path(__file__).parent / "diagnosis.md"
-NOT_A_DETECTOR = ("loss", "state")
 
 TEXT = """# Diagnosis
 
@@ -99,8 +96,8 @@ Cause and place are fixed when a finding starts; the severity becomes critical a
 `launch` and `device_reads` show only in steps that are measured on the GPU: of short steps one every second or two, of
 steps with hundreds of phases one every ten seconds. Only parts with such a step count for them.
 
-If one rank works alone in a single step now and then, that step is rarely a measured one. So standstills of at least 5 s
-in which the other ranks wait for it count as compared time, as much of them as of all other steps.
+If one rank works alone in a single step now and then, that step is rarely a measured one. So standstills of at least
+5 s in which the other ranks wait for it count as compared time, as much of them as of all other steps.
 
 A loss that every healthy run has counts only beyond an allowance: the run's own loss in the last hour (its lower
 quartile), at most the allowance below. In the first minute of a run it is the allowance.
@@ -164,9 +161,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _detectors() -> list[str]:
-    names = [one.name for one in pkgutil.iter_modules(detectors.__path__) if one.name not in NOT_A_DETECTOR]
-    modules = [importlib.import_module(f"{detectors.__name__}.{name}") for name in sorted(names)]
-    return [f"### {_title(module.__name__)}\n\n{inspect.getdoc(module)}" for module in modules]
+    return [f"### {_title(module.__name__)}\n\n{inspect.getdoc(module)}" for module in detectors.MODULES]
 
 
 def _title(name: str) -> str:

@@ -6,11 +6,9 @@ Links to files outside docs/ lead to the repository. An SVG becomes part of its 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import io
 import os
-import pkgutil
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,12 +154,10 @@ def _index(folder: str, title: str) -> str:
 def modules() -> Mapping[str, ModuleType]:
     """Return the detector's module of each kind of finding."""
     found: dict[str, ModuleType] = {}
-    for one in pkgutil.iter_modules(detectors.__path__):
-        if one.name not in diagnosis.NOT_A_DETECTOR:
-            module = importlib.import_module(f"{detectors.__name__}.{one.name}")
-            for detector in getattr(module, "DETECTORS", None) or (module.DETECTOR,):
-                kinds = (detector.kind,) if isinstance(detector, LossDetector) else detector.kinds
-                found |= dict.fromkeys(kinds, module)
+    for module in detectors.MODULES:
+        for detector in module.DETECTORS:
+            kinds = (detector.kind,) if isinstance(detector, LossDetector) else detector.kinds
+            found |= dict.fromkeys(kinds, module)
     return {kind: found[kind] for kind in detectors.KINDS}
 
 

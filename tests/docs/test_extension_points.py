@@ -11,7 +11,6 @@ import pytest
 from testing.ways import WAYS
 
 from rankscope import probes
-from rankscope_exporter.diagnosis import detectors
 from rankscope_exporter.gpu.allocation.holder import SOURCES
 from rankscope_exporter.registry import COLLECTORS, RANK_METRICS
 
@@ -72,13 +71,6 @@ def test_every_allocation_source_is_registered() -> None:
     classes = [one for module in modules for one in vars(module).values() if hasattr(one, "holders")]
     names = {one.name for one in classes if isinstance(getattr(one, "name", None), str)}
     assert {"slurm", "kubernetes"} <= names <= set(SOURCES)
-
-
-def test_every_detector_is_listed() -> None:
-    names = files(EXPORTER / "diagnosis/detectors") - {"loss", "state"}
-    modules = [importlib.import_module(f"{detectors.__name__}.{name}") for name in names]
-    found = {one for module in modules for one in getattr(module, "DETECTORS", None) or (module.DETECTOR,)}
-    assert found <= {*detectors.LOSSES, *detectors.STATES}
 
 
 def test_every_probe_is_installed() -> None:

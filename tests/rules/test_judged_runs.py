@@ -129,12 +129,13 @@ def test_a_target_with_a_forged_rank_does_not_silence_the_findings_of_another(tm
     assert promtool.complaint(test, PRODUCTION, tmp_path / "test.yml") == ""
 
 
+ALERTS = yaml.safe_load(CAUSES.read_text())["alerts"]
 KINDS = {
     texts["finding"]: alert.removeprefix("Rankscope")
-    for alert, texts in yaml.safe_load(CAUSES.read_text())["alerts"].items()
+    for alert, texts in ALERTS.items()
     if "finding" in texts and alert in WITH_RUNBOOK and alert != "RankscopeRankZeroLagging"
 }
-RANKS = ("straggler", "hang", "crash", "cpu_fallback")
+RANKS = {texts["finding"] for texts in ALERTS.values() if "{place}" in texts.get("summary", "")}
 EVIDENCE = {"hang": "stalled", "checkpoint_overdue": "age", "loss_scale_collapse": "scale"}
 
 

@@ -1,44 +1,24 @@
-"""The detectors, one module each. LOSSES are measured in every part of a window; STATES are present or absent."""
+"""The detectors, one module each. LOSSES are measured in every part of a window; STATES are present or absent.
+
+Each module of this package that has DETECTORS is one.
+"""
 
 from __future__ import annotations
 
-from rankscope_exporter.diagnosis.detectors import (
-    checkpoint,
-    crash,
-    data,
-    gpu_time,
-    hang,
-    late,
-    loss_scale,
-    network,
-    pipeline,
-    slowdown,
-    small_collectives,
-    startup,
-    utilization,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector
 from rankscope_exporter.diagnosis.detectors.state import StateDetector
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.parts import Key
 
-LOSSES: tuple[LossDetector, ...] = (
-    *late.DETECTORS,
-    data.DETECTOR,
-    network.DETECTOR,
-    small_collectives.DETECTOR,
-    *pipeline.DETECTORS,
-    *gpu_time.DETECTORS,
-)
-STATES: tuple[StateDetector, ...] = (
-    hang.DETECTOR,
-    crash.DETECTOR,
-    startup.DETECTOR,
-    checkpoint.DETECTOR,
-    slowdown.DETECTOR,
-    *utilization.DETECTORS,
-    loss_scale.DETECTOR,
-)
+_ALL = (import_module(f"{__name__}.{one.name}") for one in iter_modules(__path__))
+MODULES: tuple[ModuleType, ...] = tuple(one for one in _ALL if hasattr(one, "DETECTORS"))
+_FOUND = [detector for module in MODULES for detector in module.DETECTORS]
+LOSSES = tuple(one for one in _FOUND if isinstance(one, LossDetector))
+STATES = tuple(one for one in _FOUND if isinstance(one, StateDetector))
 KINDS = (
     *(one.kind for one in LOSSES),
     *(kind for one in STATES for kind in one.kinds),

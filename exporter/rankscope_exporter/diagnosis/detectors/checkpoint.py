@@ -35,4 +35,4 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
         yield Candidate(OVERDUE, 0.0, cause, evidence={"age": age}, lasted=age, needed=thresholds.checkpoint_overdue)
 
 
-DETECTOR = StateDetector((SLOW, OVERDUE), detect, needs_steps=(OVERDUE,))
+DETECTORS = (StateDetector((SLOW, OVERDUE), detect, needs_steps=(OVERDUE,)),)

@@ -87,4 +87,4 @@ def are_loaders_slow(run: RunFacts, thresholds: Thresholds, late: Sequence[RankF
     return own is not None and others is not None and thresholds.workers_busy < own < SIMILAR * others
 
 
-DETECTOR = LossDetector(KIND, measure, explain, default_allowance)
+DETECTORS = (LossDetector(KIND, measure, explain, default_allowance),)

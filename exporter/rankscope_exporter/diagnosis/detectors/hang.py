@@ -141,12 +141,14 @@ def _planned_limit(phase: str, past: Past, thresholds: Thresholds) -> float:
     return max(thresholds.stuck, past.pace[phase]) if phase in past.pace else thresholds.planned
 
 
-DETECTOR = StateDetector(
-    (KIND,),
-    detect,
-    is_critical=True,
-    stops_run=True,
-    is_one_per_run=True,
-    undecided=undecided,
-    explained_by=("crash",),
+DETECTORS = (
+    StateDetector(
+        (KIND,),
+        detect,
+        is_critical=True,
+        stops_run=True,
+        is_one_per_run=True,
+        undecided=undecided,
+        explained_by=("crash",),
+    ),
 )

@@ -62,11 +62,13 @@ def allowance(window: Window) -> float:
 
 
 # Data that a rank aggregates uses the network as well.
-DETECTOR = LossDetector(
-    KIND,
-    measure,
-    explain,
-    allowance,
-    is_one_per_run=True,
-    explained_by_cause=(("", ("straggler", "aggregation")),),
+DETECTORS = (
+    LossDetector(
+        KIND,
+        measure,
+        explain,
+        allowance,
+        is_one_per_run=True,
+        explained_by_cause=(("", ("straggler", "aggregation")),),
+    ),
 )

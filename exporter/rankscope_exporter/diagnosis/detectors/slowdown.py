@@ -42,10 +42,20 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     yield Candidate(KIND, slower.ratio, slower.cause, evidence=evidence, lasted=lasted, needed=needed)
 
 
-DETECTOR = StateDetector(
-    (KIND,),
-    detect,
-    ends_late=3 / SPAN_ROWS,
-    explained_by=("straggler", "rotating_straggler", "launch", "device_reads", "throttling", "cpu_fallback", "hang"),
-    explained_by_cause=(("cpu_contention", ("data", "cpu")),),  # too few CPUs slow down the loaders, too
+DETECTORS = (
+    StateDetector(
+        (KIND,),
+        detect,
+        ends_late=3 / SPAN_ROWS,
+        explained_by=(
+            "straggler",
+            "rotating_straggler",
+            "launch",
+            "device_reads",
+            "throttling",
+            "cpu_fallback",
+            "hang",
+        ),
+        explained_by_cause=(("cpu_contention", ("data", "cpu")),),  # too few CPUs slow down the loaders, too
+    ),
 )

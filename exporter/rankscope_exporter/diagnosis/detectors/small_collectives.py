@@ -64,4 +64,4 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
     return Candidate(KIND, measure(window)[None], cause, evidence=evidence)
 
 
-DETECTOR = LossDetector(KIND, measure, explain, default_allowance, explained_by=("straggler",))
+DETECTORS = (LossDetector(KIND, measure, explain, default_allowance, explained_by=("straggler",)),)

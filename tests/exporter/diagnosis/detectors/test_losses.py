@@ -22,7 +22,13 @@ from rankscope_exporter.diagnosis.readings import (
 )
 
 COPIES, LAUNCH, DEVICE_READS, THROTTLING = gpu_time.DETECTORS
-DETECTORS = (data.DETECTOR, network.DETECTOR, late.DETECTORS[1], small_collectives.DETECTOR, *gpu_time.DETECTORS)
+DETECTORS = (
+    *data.DETECTORS,
+    *network.DETECTORS,
+    late.DETECTORS[1],
+    *small_collectives.DETECTORS,
+    *gpu_time.DETECTORS,
+)
 
 
 def loss(detector: LossDetector, one: Window) -> float:

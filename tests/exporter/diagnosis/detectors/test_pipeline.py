@@ -15,6 +15,7 @@ from rankscope_exporter.diagnosis.readings import CollectiveCounters, Counters, 
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 IMBALANCE, BUBBLE = pipeline.DETECTORS
+(NETWORK,), (SMALL_COLLECTIVES,) = network.DETECTORS, small_collectives.DETECTORS
 STEPS = 100.0
 Stages = Sequence[Sequence[float]]
 """The work of each rank of each stage, in seconds per micro-batch."""
@@ -73,7 +74,7 @@ def test_a_healthy_pipeline_loses_only_its_bubble(stages, replicas, micro_batche
     expected = (stages - 1) / (micro_batches + stages - 1)
     assert window.lost["bubble"] == pytest.approx(expected, abs=0.01)
     assert sum(window.lost.values()) == pytest.approx(1.0)
-    for detector in (IMBALANCE, network.DETECTOR, small_collectives.DETECTOR):
+    for detector in (IMBALANCE, NETWORK, SMALL_COLLECTIVES):
         assert ratio(detector, window) < 0.02
     assert ratio(BUBBLE, window) - pipeline.allowance(window) < window.thresholds.loss
 
@@ -101,7 +102,7 @@ def test_a_rank_that_is_slow_within_its_stage_is_a_straggler_without_imbalance(s
     assert max(window.run.ranks, key=lambda one: one.lag or 0.0).rank == slow
     assert late.explain(window, (slow,))
     assert ratio(IMBALANCE, window) < 0.02
-    assert ratio(network.DETECTOR, window) < 0.02
+    assert ratio(NETWORK, window) < 0.02
 
 
 def test_too_few_micro_batches_make_an_unusually_large_bubble() -> None:
