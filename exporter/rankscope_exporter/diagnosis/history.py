@@ -92,6 +92,11 @@ class History:
         return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes) + self.speed.kept_bytes()
 
     @property
+    def stands_still(self) -> bool:
+        """Return whether no rank makes progress."""
+        return self._pace.standstill is not None
+
+    @property
     def stalls(self) -> Collection[Stall]:
         """Return the newest standstills that have ended."""
         return self._pace.stalls

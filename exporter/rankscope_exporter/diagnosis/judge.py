@@ -247,7 +247,8 @@ class RunJudge:
             if is_compared or now.counters.steps == then.counters.steps:
                 has_compared = True  # skipped steps are not compared
         is_any_compared = any(one.counters.aligned.steps for one in readings.values())
-        return has_compared or not is_any_compared or at - begin > MAX_SECONDS_WITHOUT_ALIGNED
+        is_awaited = at - begin <= MAX_SECONDS_WITHOUT_ALIGNED or self.history.stands_still
+        return has_compared or not is_any_compared or not is_awaited
 
     def _end_part(self, at: float, readings: Readings) -> None:
         begin, before = self._readings[-1]

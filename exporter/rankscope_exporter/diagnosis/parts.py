@@ -48,7 +48,7 @@ class Part:
     steps: float
     values: array[float]
     compared: float
-    """The seconds of its steps that were compared between ranks, or all of its seconds."""
+    """The seconds of its steps that were compared between ranks, or all of its seconds; 0 if none could be compared."""
     last: Mapping[int, float]
     """By column: the lag of the ranks that were last among those that they are compared with."""
 
@@ -378,9 +378,9 @@ def _covers(parts: Sequence[Part], seconds: float) -> bool:
 
 def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
     """Return the weighted mean of the known values; NaN if none is known."""
-    total: float = sum(map(mul, weights, values))
-    if not math.isnan(total):
-        return total / sum(weights)
+    total, whole = sum(map(mul, weights, values)), sum(weights)
+    if whole and not math.isnan(total):
+        return total / whole
     known = [(weight, value) for weight, value in zip(weights, values, strict=True) if not math.isnan(value)]
     sums = sum(weight for weight, _ in known)
     return sum(weight * value for weight, value in known) / sums if sums else math.nan

@@ -142,7 +142,8 @@ class LossFindings:
             losses |= references
         rivals = [[(SETS, one.rank) for one in members] for members in part.run.peers.values()]
         compared = max((one.spent.aligned.seconds for one in part.run.ranks), default=0.0)
-        self._parts.add(at, seconds, steps, losses, rivals, compared or seconds)
+        is_known = any(kind == SETS for kind, _ in losses)
+        self._parts.add(at, seconds, steps, losses, rivals, compared or is_known * seconds)
 
     def update(self, at: float, since: Since) -> None:
         """Open and close findings."""

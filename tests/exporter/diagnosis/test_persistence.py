@@ -147,7 +147,7 @@ def test_a_rank_that_trains_alone_is_found_although_none_of_these_steps_is_measu
 ) -> None:
     """The device measures one step in 32."""
     trial = Trial(Training(ranks, clock=DEVICE, level=5)).trained(300, drift)
-    trial.trained(24 * (alone + period), drift, each(period, spend("other", alone, 0)))
+    trial.trained(12 * (alone + period), drift, each(period, spend("other", alone, 0)))
     assert {(one.candidate.place.rank, one.candidate.cause) for one in trial.opened()} == {(0, "other")}
     assert {len(findings) for findings in shown(trial)} == {1}
     (finding,) = shown(trial)[-1]
@@ -157,7 +157,7 @@ def test_a_rank_that_trains_alone_is_found_although_none_of_these_steps_is_measu
 @pytest.mark.parametrize("seed", range(2))
 def test_random_ranks_that_train_alone_are_no_stragglers_although_few_steps_are_measured(seed: int) -> None:
     trial = Trial(Training(4, clock=DEVICE, level=5)).trained(300, drift)
-    trial.trained(1500, drift, each(20.0, of_random_rank(4, "other", 8.0, seed)))
+    trial.trained(900, drift, each(20.0, of_random_rank(4, "other", 8.0, seed)))
     assert not trial.opened()
 
 
