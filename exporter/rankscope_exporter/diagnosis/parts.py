@@ -344,6 +344,15 @@ class Parts:
             if ring:
                 yield from Span([*reversed(ring)], self.columns, self.peers, self._compared).lasting(key, allowance)
 
+    def longest_gap(self, key: Key, level: float, since: float) -> float:
+        """Return the longest time between two parts with a loss above the level, with others between them.
+
+        Parts of any resolution count: long parts may all have what happens each minute.
+        """
+        newest = ([part for part in reversed(ring) if part.ends > since] for ring in self._rings)
+        spans = (Span(parts, self.columns, self.peers, self._compared) for parts in newest if parts)
+        return max((span.longest_gap(key, level) for span in spans), default=0.0)
+
     def _last(self, values: Sequence[float]) -> Mapping[int, float]:
         """Return the column and the lag of the last rank of each group, if it is late."""
         last = {min(of, key=values.__getitem__): max(map(values.__getitem__, of)) for of in self._rivals if of}

@@ -305,7 +305,7 @@ class LossFindings:
         has_baseline = detector.allowance is None or self._history.has_baseline
         baseline = "known" if has_baseline else "unknown"
         finding = Finding(replace(candidate, ratio=mean), rise.begins, at, mean > self._thresholds.severe, baseline)
-        gap = span.longest_gap(key, allowance + self._thresholds.loss / 2)
+        gap = self._parts.longest_gap(key, allowance + self._thresholds.loss / 2, span.begins)
         self._open[key] = _Open(self._returns.begin(finding, gap), at, allowance)
         for other in LOSSES:
             if key[0] in other.unusual_in:
