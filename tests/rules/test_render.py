@@ -103,7 +103,7 @@ def test_an_alert_gets_its_texts_and_its_runbook() -> None:
     assert link.startswith("{{ if $labels.port }}port {{ $labels.port }} of {{ $labels.node }} {{ with printf `max")
     assert link.endswith("is slow{{ end }} {{- else }}phase {{ $labels.cause }} {{- end }}")
     assert rule["annotations"]["description"] == (
-        'Text. {{- if match "^(forward|backward)$" $labels.cause }} Work less on {{ $labels.node }}. '
+        'Text. {{- if match "^(forward|backward)$" $labels.cause }} Work less on {{ or $labels.node "its node" }}. '
         "{{- else }} Look. {{- end }} A link of {{ $labels.run }}"
     )
 
