@@ -387,7 +387,8 @@ def _covers(parts: Sequence[Part], seconds: float) -> bool:
 
 def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
     """Return the weighted mean of the known values; NaN if none is known."""
-    total, whole = sum(map(mul, weights, values)), sum(weights)
+    total: float = sum(map(mul, weights, values))
+    whole = sum(weights)
     if whole and not math.isnan(total):
         return total / whole
     known = [(weight, value) for weight, value in zip(weights, values, strict=True) if not math.isnan(value)]
