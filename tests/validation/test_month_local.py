@@ -166,9 +166,10 @@ def test_the_page_counts_what_is_found_in_its_place_and_with_its_cause_and_compa
     lines = [a_line(*both), a_line(both[0], id="one rank is slow/1.3/1"), a_line(id="one rank is slow/1.3/2")]
     lines += [a_line(both[0], id="whole/one rank is slow/1.3/1", whole=True, polls=100)]
     lines += [a_line(both[1], id="healthy/1", run="day", dose=None, truth=lines[0]["truth"] | {"kinds": []})]
-    alarms, speed, control, table = body(lines)
+    alarms, speed, right, control, table = body(lines)
     assert alarms.startswith("0.5 days of healthy runs: 1 false alarms, 2000.0 in 1,000 days")
     assert speed == "Healthy runs: 5.0 run-days in a minute of CPU time."
+    assert right.endswith("a tenth: 2 of 3 found, place right in 1 of 2, cause in 1 of 2.")
     assert "1 have the same findings, at most 0 s apart, with 10 instead of 100 polls" in control.replace("\n", " ")
     assert "| one rank is slow | 1.3 | 3 | 1.5 | 2/3 | 1/2 | 1/2 | 14 | 1.5 | 0 |" in table
     assert "| day |  | 1 | 0.5 |  |  |  |  |  | 1 |" in table

@@ -35,8 +35,8 @@ IN_STEPS = frozenset({*PHASES, "compilation", "restart", "rank restart"})
 """Kinds of events that change a run. The others are failed scrapes, which do not concern readings."""
 BEFORE, AFTER, AFTER_STEPS = 10.0, 20.0, 15
 """Seconds and steps around a change in which each second is polled."""
-NEAR = 4.0
-"""Seconds around the start and the end of a pause of at least so many."""
+NEAR, BEGUN = 4.0, 8.0
+"""Seconds around the start and the end of a pause of at least so many, and after its start, when it is a standstill."""
 CHILDREN, MICRO_BATCHES = 4, 8
 """Loader workers of a rank, and micro-batches of a pipeline's step."""
 RATES, OF_GPU = 6, slice(4, 6)
@@ -156,7 +156,7 @@ class SimulatedRun:
         if event.kind == "rank restart":
             self._add_change(now - BEFORE, ends + self._after)
         elif event.seconds >= NEAR:
-            self._add_change(now - NEAR, now + NEAR)
+            self._add_change(now - NEAR, now + BEGUN)
             self._add_change(ends - NEAR, ends + (self._after if event.kind == "compilation" else NEAR))
 
     def _restart_rank(self, rank: int, now: float) -> None:

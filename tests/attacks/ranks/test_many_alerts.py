@@ -19,9 +19,10 @@ from tests.attacks.ranks.ranks_support import ended
 from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 from rankscope.record import layout
+from rankscope_exporter.ranks.share import OWNER_RANKS_LIMIT
 
 pytestmark = needs_root
-AT_ONCE, BATCHES = 100, 4
+AT_ONCE, BATCHES = OWNER_RANKS_LIMIT, 4
 AT_MOST = 20
 """Notifications of one owner in an hour."""
 WITHIN = 120.0  # seconds
