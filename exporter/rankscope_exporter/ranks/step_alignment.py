@@ -40,6 +40,8 @@ MAX_DISTANCE_OTHER_NUMBERS = 0.25
 PLANNED = tuple(phase for phase in range(len(PHASES)) if ABSORBS[phase])
 
 Steps = Mapping[int, AnyStep]
+Members = tuple[str, str, str, int | None]
+"""Owner, run, group and pipeline stage of ranks that are compared."""
 
 
 def _no_blame() -> dict[str, float]:
@@ -89,6 +91,7 @@ class _Record:
         self.began = rank.snapshot["started_monotonic"]
         self.steps: dict[int, AnyStep] = {}
         self.aligned = 0
+        self.members: Members = ("", "", "", None)
         self.clock: str | None = None
         self._read = 0
 
@@ -127,26 +130,34 @@ class StepAlignment:
         """Set the least mean seconds between two reference steps."""
         self._reference_interval = reference_interval
         self._records: dict[tuple[Path, float, Key], _Record] = {}
+        self._missed: dict[tuple[Path, float, Key], _Record] = {}
+        """The records of the ranks that the last scan did not have, but the one before."""
 
     def take(self, ranks: Iterable[Rank]) -> list[Alignment]:
         """Read the new steps and align them. Return the alignment of each rank that has one.
 
-        The alignment of a new record starts at zero.
+        The alignment of a new record starts at zero. A record that changes may be unreadable in one scan: then the
+        steps of its group wait for the next one.
         """
-        known, self._records = self._records, {}
-        groups: dict[tuple[str, str, str, int | None], list[tuple[Rank, _Record]]] = defaultdict(list)
+        before, self._records = self._records, {}
+        known = self._missed | before
+        groups: dict[Members, list[tuple[Rank, _Record]]] = defaultdict(list)
         for rank in sorted(ranks, key=lambda rank: int(rank.key[1])):
             info = rank.snapshot.info
             # A record that changes its key must not continue under the old one, next to the record that has it.
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"], rank.key
             record = self._records[identity] = known.get(identity) or _Record(rank)
             # Different pipeline stages do different work.
-            groups[rank.key[2], rank.key[0], info["group"], stage(rank.snapshot)].append((rank, record))
-        for members in groups.values():
+            record.members = rank.key[2], rank.key[0], info["group"], stage(rank.snapshot)
+            groups[record.members].append((rank, record))
+        self._missed = {identity: one for identity, one in before.items() if identity not in self._records}
+        waiting = {one.members for one in self._missed.values()}
+        for name, members in groups.items():
             clock = _clock([rank for rank, _ in members])
             for rank, record in members:
                 record.read(rank, clock, self._reference_interval)
-            _align([record for _, record in members])
+            if name not in waiting:
+                _align([record for _, record in members])
         alignments = [record.alignment for record in self._records.values()]
         return [alignment for alignment in alignments if alignment.steps or alignment.reference]
 

@@ -82,6 +82,19 @@ def test_each_step_counts_once_even_if_records_are_read_repeatedly(run_dir: Path
     assert {a.key for a in alignment.alignments()} == {("r", str(rank), str(os.getuid())) for rank in range(4)}
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_rank_that_one_scan_does_not_show_misses_no_step(run_dir: Path, alignment: Aligning, ends: bool) -> None:
+    """A record is unreadable while its info changes, as at the end of its rank."""
+    job = Job(run_dir).run(20, rotating)
+    alignment.poll()
+    job.run(20, rotating)
+    record = max(run_dir.iterdir())
+    hidden = record.rename(run_dir.parent / "hidden")
+    alignment.poll()
+    hidden.rename(record)
+    assert [a.steps for a in alignment.poll(alive=not ends).alignments()] == [39] * 4
+
+
 def test_missed_steps_do_not_count(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir).run(1000, even)
     missed = alignment.poll().alignments()[0].steps
