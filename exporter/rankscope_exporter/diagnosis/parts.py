@@ -228,15 +228,21 @@ class Span:
     def least(self, kind: str) -> float | None:
         """Return the mean wait of the ranks that wait least among their peers, as a mean wait of all but the last.
 
-        It is None if the wait of a rank is unknown, such as before it restarted.
+        A rank whose wait is unknown, as before its restart, does not count. It is None if all are unknown.
         """
         total = 0.0
         for ranks in self._peers.groups:
             if len(ranks) > 1:
-                if not (waits := self.waits(kind, ranks)):
+                waits = self.waits(kind, ranks) or self.waits(kind, self._mostly_known(kind, ranks))
+                if not waits:
                     return None
                 total += len(ranks) ** 2 / (len(ranks) - 1) * min(waits.values())
         return total / max(sum(map(len, self._peers.groups)), 1)
+
+    def _mostly_known(self, kind: str, ranks: Ranks) -> Ranks:
+        """Return the ranks whose waits are known in the most parts."""
+        known = {rank: sum(map(math.isfinite, self.values((kind, rank)))) for rank in ranks}
+        return tuple(rank for rank, count in known.items() if count == max(known.values()))
 
     def _blocks(self, seconds: float) -> Sequence[Span]:
         """Return consecutive spans, the newest first, that cover these seconds; the last one has the rest."""
