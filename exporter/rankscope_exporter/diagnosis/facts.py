@@ -247,8 +247,7 @@ def compare(
     ]
     for stall in stalls:
         first = next((one for one in living if one.rank in stall.ranks), None)
-        if first and then[first.rank].at < stall.ends <= first.now.at:
-            weight = _weight(first, stall)
+        if first and then[first.rank].at < stall.ends <= first.now.at and (weight := _weight(first, stall)):
             living = [_with_stall(one, stall, weight) if one.peers == first.peers else one for one in living]
     compared = [facts for members in _by_peers(living).values() for facts in _compare_peers(members)]
     ended = tuple(reading for _, reading in sorted(now.items()) if reading.ended)
@@ -275,8 +274,8 @@ def _weight(late: RankFacts, stall: Stall) -> float:
     if not 0.0 < ratio < RARELY:
         return 0.0
     seconds = min(stall.seconds, late.seconds)
-    is_compared = late.spent.aligned.phases.get(stall.phase, 0.0) > WHOLE * seconds
-    return (ratio - is_compared) * seconds
+    compared = min(late.spent.aligned.phases.get(stall.phase, 0.0), seconds)
+    return ratio * seconds if compared <= WHOLE * seconds else (ratio - 1.0) * compared
 
 
 def _with_stall(one: RankFacts, stall: Stall, weight: float) -> RankFacts:

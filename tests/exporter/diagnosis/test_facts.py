@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from testing.readings import RUN, Training, counting, spend, window
 
 from rankscope.record import phases
-from rankscope_exporter.diagnosis.facts import compare, lower_median
+from rankscope_exporter.diagnosis.facts import Stall, compare, lower_median
 from rankscope_exporter.diagnosis.lost import lost
 from rankscope_exporter.diagnosis.readings import (
     AlignedCounters,
@@ -57,6 +57,30 @@ def test_a_restarted_rank_is_not_compared_with_its_previous_process() -> None:
     *_, (_, now) = training.train(20)
     facts = compare(RUN, then, now)
     assert [one.seconds for one in facts.ranks] == pytest.approx([20.0, 20.0])
+
+
+def after(rank: int, at: float, stalled: float, compared: float) -> RankReading:
+    """Return a reading after 100 s of which the device has measured 10, and a stall of rank 0."""
+    stall, on_device = ("device_wait", "collective_wait") if rank else ("other", "other")
+    aligned = AlignedCounters(
+        50.0, 10.0 + compared, skew=rank * compared, phases={"forward": 10.0, on_device: compared}
+    )
+    counters = Counters(phases={"forward": 101.0, stall: stalled}, device_steps=50.0, aligned=aligned)
+    return RankReading(rank, at, 0.0, "0-1", counters=counters)
+
+
+@pytest.mark.parametrize("compared", [0.0, 17.0, 20.0])
+def test_a_stall_counts_as_much_as_the_other_time_whether_its_step_is_compared_or_not(compared: float) -> None:
+    then, now = (
+        {rank: after(rank, at, stalled, of_it) for rank in (0, 1)}
+        for at, stalled, of_it in ((101.0, 0.0, 0.0), (121.0, 20.0, compared))
+    )
+    late, other = compare(RUN, then, now, [Stall(121.0, 20.0, (0,), "other")]).ranks
+    weight = (10.0 + compared) / 121.0 * (compared or 20.0)
+    for one, phase in ((late, "other"), (other, "collective_wait")):
+        assert one.spent.aligned.seconds == pytest.approx(weight)
+        assert one.step_ratios[phase] == pytest.approx(1.0)
+    assert (late.lag, other.lag) == pytest.approx((1.0, 0.0))
 
 
 def test_ranks_without_an_earlier_reading_and_ended_ranks_are_not_compared() -> None:
