@@ -181,6 +181,8 @@ class RankReading:
     """The kinds of parallelism that need collectives within a step: `tp`, `cp`, `ep`, `fsdp`."""
     gpu: GpuReading | None = None
     counters: Counters = field(default_factory=Counters)
+    is_missing: bool = False
+    """True if its node does not answer: all else is its last reading, and what it does is unknown."""
 
 
 def reading_bytes(reading: RankReading) -> int:

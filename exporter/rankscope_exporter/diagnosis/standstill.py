@@ -27,6 +27,8 @@ from rankscope_exporter.diagnosis.waits import (
 )
 
 INSIDE, FINISHED, STOPPED = "inside_collective", "finished", "stopped"
+MISSING = "node_missing"
+"""The others wait, or no rank does, and what the ranks of a node do is unknown: it does not answer."""
 STARTUP, OTHER, OUTSIDE = "startup", "other", "outside"
 """What a run waits for: a rank that works outside of all phases, and all ranks if none waits for another one. That may
 be a pause, as for rollouts by another process, and says nothing about ranks that wait for one of them."""
@@ -192,7 +194,7 @@ class Pace:
         awaited = cause
         if cause != FINISHED:
             phase, seconds = self._longest_phase(one)
-            cause = cause if cause in (INSIDE, STOPPED) else phase
+            cause = cause if cause in (INSIDE, STOPPED, MISSING) else phase
             awaited = cause if cause == STOPPED else _awaited(one, phase, has_waiting=has_waiting)
             seconds = min(seconds, at - self._stopped_at)
             if awaited in AWAITED:
@@ -330,7 +332,11 @@ def _choose_rank(living: Ranks, ended: Ranks, behind: Mapping[int, float]) -> tu
     for one in ended:
         if one.rank in behind:
             return one, FINISHED
+    missing = [one for one in living if one.is_missing]
+    living = [one for one in living if not one.is_missing]
     late = [one for one in living if one.rank in behind]
+    if missing and not late:
+        return max(missing, key=lambda one: bool(one.node)), MISSING
     stopped = [one for one in late or living if one.is_stopped]
     candidates = stopped or late or [one for one in living if not _is_in_a_collective(one, living)]
     if candidates:

@@ -11,7 +11,8 @@ from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.exposition.metric import Declaration
-from rankscope_exporter.ranks.diagnosis_service import CAUSES, Diagnosis, DiagnosisService
+from rankscope_exporter.ranks.diagnosis_service import DiagnosisService
+from rankscope_exporter.ranks.judged_runs import CAUSES, Diagnosis
 from rankscope_exporter.ranks.rank import Scan
 
 RUN_LABELS = ("run", "owner")
@@ -111,9 +112,13 @@ class Findings:
 
     def poll(self, scan: Scan) -> list[Metric]:
         """Judge every run."""
-        diagnosis = self._diagnosis.update(scan)
-        limited = NOT_JUDGED.family(diagnosis.limited)
-        return [*(declared.family(values) for declared, values in _values(diagnosis).items()), limited]
+        return families(self._diagnosis.update(scan))
+
+
+def families(diagnosis: Diagnosis) -> list[Metric]:
+    """Return the metrics of a diagnosis."""
+    limited = NOT_JUDGED.family(diagnosis.limited)
+    return [*(declared.family(values) for declared, values in _values(diagnosis).items()), limited]
 
 
 def _values(diagnosis: Diagnosis) -> Mapping[Declaration, dict[tuple[str, ...], float]]:
