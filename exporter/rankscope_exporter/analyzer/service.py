@@ -25,7 +25,7 @@ LATEST = 30.0
 """Seconds by which the diagnosis may be late, as after a stop of this process, before seconds are left out."""
 HOLD_SECONDS = 60.0
 """How long the findings of a run stay that no node shows any longer, or of which nodes are missing."""
-LIMITS = Limits(runs=256, ranks=4096, remembered_bytes=512 * 2**20, cpu_seconds=0.8)
+LIMITS = Limits(runs=64, ranks=4096, remembered_bytes=512 * 2**20, cpu_seconds=0.8)
 
 
 class Analyzer(JudgedRuns):
@@ -44,6 +44,8 @@ class Analyzer(JudgedRuns):
         self._clock = clock or (lambda: began + time.monotonic())
         self._judged_until = -float("inf")
         self._missing_since: dict[Run, float] = {}
+        self._interrupted: set[Run] = set()
+        """The runs whose findings of losses have ended since then."""
         self._last: dict[Run, Verdict] = {}
         self.missing: Mapping[Run, Sequence[str]] = {}
         """The runs of which ranks are missing, with the names of the nodes."""
@@ -103,8 +105,11 @@ class Analyzer(JudgedRuns):
     def _interrupt(self, at: float, joined: Joined) -> None:
         """After a minute without a node, end the findings about late ranks and transfer: they are unknown."""
         self._missing_since = {run: self._missing_since.get(run, at) for run in joined.missing}
+        self._interrupted &= joined.missing.keys()
         for run, since in self._missing_since.items():
-            if at - since >= HOLD_SECONDS and (judge := self._judges.judges.get(run)):
+            judge = self._judges.judges.get(run)
+            if judge and at - since >= HOLD_SECONDS and run not in self._interrupted:
+                self._interrupted.add(run)
                 judge.forget_losses()
 
     def _held(self, at: float, joined: Joined) -> Iterable[Verdict]:

@@ -192,9 +192,9 @@ class Pace:
         has_waiting = bool(behind) or any(_waits(other) for other in living if other.rank != one.rank)
         has_evidence = bool(behind) or (has_waiting and len(free) == 1)
         awaited = cause
-        if cause != FINISHED:
+        if cause not in (FINISHED, MISSING):
             phase, seconds = self._longest_phase(one)
-            cause = cause if cause in (INSIDE, STOPPED, MISSING) else phase
+            cause = cause if cause in (INSIDE, STOPPED) else phase
             awaited = cause if cause == STOPPED else _awaited(one, phase, has_waiting=has_waiting)
             seconds = min(seconds, at - self._stopped_at)
             if awaited in AWAITED:

@@ -101,8 +101,7 @@ class NodeFacts:
         for rank in look.scan.ranks:
             reading = readings.get((rank.run, int(rank.key[1])))
             # The times of another boot are of no use to other machines.
-            is_of_this_boot = rank.snapshot.alive or rank.snapshot.unix_offset is not None
-            if reading is None or not is_of_this_boot:
+            if reading is None or rank.snapshot.info.get("boot_id", "") not in ("", boot_id()):
                 continue
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
             reader = self._readers[identity] = before.get(identity) or StepReader()

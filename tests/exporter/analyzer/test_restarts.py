@@ -1,0 +1,102 @@
+"""Restarts of the analyzer and of exporters, and processes that are seen twice."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from testing.analyzed_job import AnalyzedJob
+from testing.simulated_job import lagging
+
+from rankscope_exporter.node_facts.recorder import NodeFacts
+
+SLOW = lagging("forward", laggard=3)
+
+
+def test_a_restarted_analyzer_resumes_open_findings(tmp_path: Path, state_dir: Path) -> None:
+    job = AnalyzedJob(tmp_path / "job", state_dir=state_dir, ahead=[0.0, 3600.0]).train(60)
+    (before,) = job.train(20, SLOW).findings()
+    job.analyzer.close()
+    job.start_analyzer()
+    (after,) = job.train(3, SLOW).findings()
+    assert (after.kind, after.candidate.place) == (before.kind, before.candidate.place)
+    assert after.since == pytest.approx(before.since, abs=0.01)
+    began = {reading.began for reading in next(iter(job.diagnosis.look.readings.values()))}
+    assert [finding.kind for finding in job.train(20, SLOW).findings()] == ["straggler"]
+    assert {reading.began for reading in next(iter(job.diagnosis.look.readings.values()))} == began
+
+
+def test_an_analyzer_without_a_state_finds_the_slow_rank_again(tmp_path: Path) -> None:
+    job = AnalyzedJob(tmp_path).train(60).train(20, SLOW)
+    job.start_analyzer()
+    (finding,) = job.train(60, SLOW).findings()
+    assert finding.candidate.place.rank == 3
+
+
+def test_a_restarted_exporter_ends_no_finding(tmp_path: Path) -> None:
+    job = AnalyzedJob(tmp_path).train(60).train(20, SLOW)
+    job.silent = {1}
+    job.train(10, SLOW)
+    job.silent = set()
+    job.nodes[1].start_exporter()
+    job.facts[1] = NodeFacts("node-1", boot="boot of node-1")
+    job.nodes[1].diagnosis.on_look = job.facts[1].record
+    job.verdicts.clear()
+    job.train(30, SLOW)
+    assert all([finding.kind for finding in verdict.findings] == ["straggler"] for verdict in job.verdicts)
+
+
+def test_a_better_clock_offset_is_no_restart(tmp_path: Path) -> None:
+    job = AnalyzedJob(tmp_path).train(30)
+    job.ahead[1] += 0.5
+    job.train(5)
+    (finding,) = job.train(30, SLOW).findings()
+    assert finding.candidate.place.rank == 3
+    assert job.kinds() == {"straggler"}
+
+
+def test_a_process_that_two_exporters_show_counts_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = AnalyzedJob(tmp_path)
+    job.facts.append(job.facts[1])
+    job.ahead.append(0.0)
+    job.train(60)
+    (found,) = job.diagnosis.look.readings.values()
+    assert sorted(one.rank for one in found) == [0, 1, 2, 3]
+    (finding,) = job.train(20, SLOW).findings()
+    assert finding.candidate.place.rank == 3
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_of_two_living_processes_the_first_one_stays_and_that_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = AnalyzedJob(tmp_path / "first").train(60)
+    other = AnalyzedJob(tmp_path / "second")
+    other.nodes[1].diagnosis.on_look = lambda _: None
+    job.facts.append(NodeFacts("node-9", boot="boot of node-9"))
+    job.ahead.append(0.0)
+    other.nodes[0].diagnosis.on_look = job.facts[2].record
+    other.train(60)
+    for _ in range(20):
+        job.train(1)
+        other.nodes[0].poll(job.now)
+    (found,) = job.diagnosis.look.readings.values()
+    assert {one.node for one in found} == {"node-0", "node-1"}
+    assert {one.counters.steps > 700 for one in found} == {True}
+    assert "several processes are the same rank" in caplog.text
+    assert caplog.text.count("rank=0") == 1
+
+
+def test_a_run_that_starts_again_on_another_node_is_judged_without_the_old_records(tmp_path: Path) -> None:
+    job = AnalyzedJob(tmp_path / "first").train(60)
+    job.wait(9, ended=range(4))
+    again = AnalyzedJob(tmp_path / "second", boots=["boot of node-2", "boot of node-3"])
+    for rank in again.job.ranks:
+        rank.spend("startup", job.now + 20.0 - rank.now)
+    job.facts += again.facts
+    job.ahead += again.ahead
+    job.follow(again)
+    job.train_other(again, 40, SLOW)
+    (finding,) = job.findings()
+    assert (finding.kind, finding.candidate.place.rank) == ("straggler", 3)
