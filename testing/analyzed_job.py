@@ -30,6 +30,7 @@ class AnalyzedJob:
         ranks: int = 4,
         ahead: Sequence[float] = (),
         state_dir: Path | None = None,
+        start: float = 1000.0,
         **labels: Any,
     ) -> None:
         """Set by how many seconds each node's clocks are ahead of the job's."""
@@ -37,7 +38,7 @@ class AnalyzedJob:
         for path in directories:
             path.mkdir(parents=True)
         labels = {"world_size": str(ranks), "group": f"0-{ranks - 1}", **labels}
-        self.job = Job.on_nodes(directories, ranks, **labels)
+        self.job = Job.on_nodes(directories, ranks, start, **labels)
         self.nodes = [JudgedJob(path, job=self.job) for path in directories]
         self.facts = [NodeFacts(path.name, boot=f"boot of {path.name}") for path in directories]
         for node, facts in zip(self.nodes, self.facts, strict=True):
