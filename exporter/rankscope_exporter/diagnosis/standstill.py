@@ -71,6 +71,8 @@ class Standstill(NamedTuple):
     """True if another rank waits."""
     has_evidence: bool
     """True if the collectives, or being the only rank that does not wait, show which rank the others wait for."""
+    missing: tuple[int, ...] = ()
+    """The ranks of a node that does not answer, if it may be the reason."""
 
 
 class Longest(NamedTuple):
@@ -201,7 +203,9 @@ class Pace:
                 one_awaited = awaited, one.rank
                 self._waited[one_awaited] = max(seconds, self._waited.get(one_awaited, 0.0))
             stands = min(stands, seconds)
-        return Standstill(one, cause, awaited, stands, behind, has_waiting, has_evidence)
+        missing = tuple(sorted(other.rank for other in living if other.is_missing and other.node == one.node))
+        missing = missing if cause == MISSING else ()
+        return Standstill(one, cause, awaited, stands, behind, has_waiting, has_evidence, missing)
 
     def _longest_phase(self, one: RankReading) -> tuple[str, float]:
         """Return the phase that a rank is stuck in; of a rank with events, the one that took most of its time."""

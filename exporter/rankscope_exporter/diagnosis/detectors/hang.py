@@ -58,7 +58,7 @@ from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Pending, Place
 from rankscope_exporter.diagnosis.readings import are_stopped
-from rankscope_exporter.diagnosis.standstill import MISSING, OUTSIDE, SILENT, STARTUP, STOPPED, Standstill, key
+from rankscope_exporter.diagnosis.standstill import OUTSIDE, SILENT, STARTUP, STOPPED, Standstill, key
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "hang"
@@ -87,10 +87,15 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     if found.seconds >= min(needed, shown_after):
         behind = {"behind": found.behind.get(found.rank.rank, 0.0), "ranks_behind": float(len(found.behind))}
         evidence = {"stalled": found.seconds, **behind}
-        where = place(found.rank)
-        if found.cause == MISSING and where.node:
-            where = Place(group=where.group, node=where.node, place=f"node {where.node}")
+        where = _missing_place(found) if found.missing else place(found.rank)
         yield Candidate(KIND, 1.0, found.cause, where, evidence, found.seconds, needed, lacks)
+
+
+def _missing_place(found: Standstill) -> Place:
+    """Return the node that does not answer; without a name the ranks that no exporter shows."""
+    node, ranks = found.rank.node, found.missing
+    rank = ranks[0] if len(ranks) == 1 else None
+    return Place(rank, found.rank.group, node, ranks=ranks, place=f"node {node}" if node else "")
 
 
 def _startup_limit(run: RunFacts, past: Past, found: Standstill, thresholds: Thresholds) -> tuple[float, str]:
