@@ -132,7 +132,6 @@ def parse(
     parser = make_parser(collectors, off)
     options = vars(parser.parse_args(arguments))
     names = tuple(name for name in collectors if options.pop(f"collector.{name}"))
-    options["analyze"] = tuple(options["analyze"] or ())
     options["run_dirs"] = tuple(options["run_dirs"] or default_run_dirs(environment))
     options["node"] = options["node"] or environment.get("RANKSCOPE_NODE", "").strip() or socket.gethostname()
     if not is_name(options["node"]):

@@ -78,13 +78,16 @@ def run(settings: Config) -> None:
 
 def _run_analyzer(settings: Config) -> None:
     """Serve the diagnosis of the runs that span the nodes of other exporters, until SIGTERM or SIGINT."""
-    from rankscope_exporter.analyzer.running import running
+    from rankscope_exporter.analyzer.running import AnalyzerError, running
 
     _glibc("mallopt", M_ARENA_MAX, 1)  # before the first thread
     web_config = _web_config(settings)
     trimming = Worker("memory", TRIM_INTERVAL, _return_small_blocks, "cannot return memory")
-    with _listening(settings) as listeners, trimming, running(settings, settings) as (collector, readiness):
-        _serve_app(create_app(Scrape([collector]), readiness), web_config, listeners)
+    try:
+        with _listening(settings) as listeners, trimming, running(settings, settings) as (collector, readiness):
+            _serve_app(create_app(Scrape([collector]), readiness), web_config, listeners)
+    except AnalyzerError as error:
+        raise StartError(str(error)) from error
 
 
 def _serve_app(app: ASGIApp, web_config: WebConfigFile | None, listeners: list[socket.socket]) -> None:

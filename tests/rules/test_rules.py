@@ -166,14 +166,8 @@ def test_every_entry_with_texts_is_an_alert_or_a_finding() -> None:
 
 CAUSES = yaml.safe_load((RULES.parent / "causes.yml").read_text())
 WITH_WORDS = {alert: set("|".join(of["causes"]).split("|")) for alert, of in CAUSES["alerts"].items() if "causes" in of}
-OF_FINDINGS = (
-    "expert_imbalance",
-    "finished",
-    "stopped",
-    "node_missing",
-    "parallelism",
-    "clocks",
-)  # causes that only an exporter finds
+OF_FINDINGS = ("expert_imbalance", "finished", "stopped", "node_missing", "parallelism", "clocks")
+"""Causes that only an exporter or the analyzer finds."""
 WITHOUT_WORDS = {"overdue"}  # RankscopeCheckpointOverdue
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from rankscope_exporter.analyzer.request import RequestError, get
+from rankscope_exporter.analyzer.request import RequestError, Target, get
 from rankscope_exporter.analyzer.service import Analyzer
-from rankscope_exporter.analyzer.targets import Target, Targets
+from rankscope_exporter.analyzer.targets import Targets
 from rankscope_exporter.node_facts.wire import MOMENTS_LIMIT, Answer
 
 INTERVAL = 3.0
@@ -38,10 +38,14 @@ logger = logging.getLogger(__name__)
 class Puller:
     """Asks all targets until it is stopped. In a `with` statement, its thread runs as long as the block."""
 
-    def __init__(self, targets: Targets, analyzer: Analyzer, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, targets: Targets, analyzer: Analyzer, tls: ssl.SSLContext | None = None, credentials: str = ""
+    ) -> None:
+        """Set how certificates are checked, and the header `Authorization` for targets with a configured name."""
         self._targets = targets
         self._analyzer = analyzer
         self._tls = tls
+        self._credentials = {"Authorization": credentials} if credentials else {}
         self._tasks: dict[Target, asyncio.Task[None]] = {}
         self.failures: dict[Target, str] = {}
         """The reason why a target's last request failed; empty if it did not."""
@@ -110,7 +114,8 @@ class Puller:
         cursor = self._analyzer.cursor(target.name)
         path = FACTS if cursor is None else f"{FACTS}?after={cursor!r}"
         sent = self._analyzer.now()
-        body = await get(target, path, {}, TIMEOUT, self._tls)
+        headers = self._credentials if target.is_configured else {}
+        body = await get(target, path, headers, TIMEOUT, self._tls)
         received = self._analyzer.now()
         try:
             answer = Answer.model_validate_json(body)

@@ -9,10 +9,9 @@ import asyncio
 import ssl
 import zlib
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import httptools
-
-from rankscope_exporter.analyzer.targets import Target
 
 PACKED_LIMIT, PLAIN_LIMIT = 4 * 2**20, 16 * 2**20
 """The most bytes of an answer, as received and unpacked."""
@@ -20,6 +19,26 @@ READ_BYTES = 64 * 1024
 HEADER_LIMIT = 32 * 1024
 GZIP = 31
 """zlib's window bits of the gzip format."""
+
+
+class Target(NamedTuple):
+    """A server's address."""
+
+    host: str
+    port: int
+    is_tls: bool = False
+    path: str = ""
+    """A prefix of the path, as behind a reverse proxy; without a slash at its end."""
+    server_name: str = ""
+    """The name in its certificate and in the header `Host`; by default the host."""
+    is_configured: bool = True
+    """True if the configuration has this name. Only such a target gets credentials."""
+
+    @property
+    def name(self) -> str:
+        """The address as text."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.path}"
 
 
 class RequestError(Exception):
@@ -63,10 +82,15 @@ async def get(
 
 async def _get(target: Target, path: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> bytes:
     reader, writer = await asyncio.open_connection(
-        target.host, target.port, ssl=tls if target.is_tls else None, limit=READ_BYTES
+        target.host,
+        target.port,
+        ssl=(tls or ssl.create_default_context()) if target.is_tls else None,
+        server_hostname=(target.server_name or target.host) if target.is_tls else None,
+        limit=READ_BYTES,
     )
     try:
-        host = target.name.partition("//")[2].partition("/")[0]
+        named = target._replace(host=target.server_name or target.host)
+        host = named.name.partition("//")[2].partition("/")[0]
         lines = [f"GET {target.path}{path} HTTP/1.1", f"Host: {host}", "Accept-Encoding: gzip", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         writer.write("\r\n".join((*lines, "", "")).encode("latin-1"))
