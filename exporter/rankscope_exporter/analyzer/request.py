@@ -1,7 +1,4 @@
-"""One GET request with limits: no redirect, no more bytes than asked for, no longer than its time.
-
-The answer may be a gzip file of several members, which common clients read only in part.
-"""
+"""One GET request with limits: no redirect, no more bytes than the limits, no longer than its time."""
 
 from __future__ import annotations
 
@@ -114,19 +111,14 @@ async def _get(target: Target, path: str, headers: Mapping[str, str], tls: ssl.S
 
 
 def unpack(packed: bytes) -> bytes:
-    """Return the content of a gzip file of any number of members. Raise RequestError if it is too large or damaged."""
-    parts, size = [], 0
-    while packed:
-        member = zlib.decompressobj(GZIP)
-        try:
-            part = member.decompress(packed, PLAIN_LIMIT - size + 1)
-        except zlib.error as error:
-            raise RequestError("damaged gzip") from error
-        size += len(part)
-        if size > PLAIN_LIMIT:
-            raise RequestError("too large")
-        if not member.eof:
-            raise RequestError("damaged gzip")
-        parts.append(part)
-        packed = member.unused_data
-    return b"".join(parts)
+    """Return the content of a gzip file. Raise RequestError if it is too large or damaged."""
+    unpacking = zlib.decompressobj(GZIP)
+    try:
+        plain = unpacking.decompress(packed, PLAIN_LIMIT)
+    except zlib.error as error:
+        raise RequestError("damaged gzip") from error
+    if unpacking.unconsumed_tail:
+        raise RequestError("too large")
+    if not unpacking.eof:
+        raise RequestError("damaged gzip")
+    return plain

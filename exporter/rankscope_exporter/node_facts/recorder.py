@@ -7,8 +7,10 @@ on this node is not sent.
 from __future__ import annotations
 
 import gzip
+import struct
+import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -42,12 +44,33 @@ nodes choose the same ones, by their numbers."""
 GZIP_LEVEL = 1
 
 
-class Encoded(NamedTuple):
-    """A moment as JSON, plain and as a member of a gzip file."""
+HEADER, LAST_BLOCK = gzip.compress(b"")[:10], b"\x03\x00"
+"""The header of a gzip file, and an empty block that ends one."""
 
-    at: float
+
+class Part(NamedTuple):
+    """A part of an answer, and the same as blocks of a gzip file that refer to no others."""
+
     plain: bytes
     packed: bytes
+
+
+def part(plain: bytes) -> Part:
+    """Compress a part."""
+    made = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return Part(plain, made.compress(plain) + made.flush(zlib.Z_FULL_FLUSH))
+
+
+def joined(parts: Sequence[Part], *, is_packed: bool) -> bytes:
+    """Return the answer that consists of these parts, as a gzip file if `is_packed`."""
+    plain = b"".join(one.plain for one in parts)
+    if not is_packed:
+        return plain
+    end = struct.pack("<II", zlib.crc32(plain), len(plain) & 0xFFFFFFFF)
+    return b"".join((HEADER, *(one.packed for one in parts), LAST_BLOCK, end))
+
+
+COMMA, END = part(b","), part(b"]}")
 
 
 class NodeFacts:
@@ -57,27 +80,24 @@ class NodeFacts:
         """Set the node's name, and the ID of its boot instead of this machine's."""
         self._node, self._boot = node, boot or boot_id()
         self._readers: dict[tuple[Path, float], StepReader] = {}
-        self._kept: deque[Encoded] = deque(maxlen=KEPT_MOMENTS)
+        self._kept: deque[tuple[float, Part]] = deque(maxlen=KEPT_MOMENTS)
 
     def record(self, look: Look) -> None:
         """Add one second."""
         moment = self._moment(look)
-        plain = moment.model_dump_json(exclude_defaults=True).encode()
-        self._kept.append(Encoded(look.at, plain, gzip.compress(plain, GZIP_LEVEL)))
-        while len(self._kept) > 1 and sum(len(one.plain) + len(one.packed) for one in self._kept) > KEPT_BYTES:
+        self._kept.append((look.at, part(moment.model_dump_json(exclude_defaults=True).encode())))
+        while len(self._kept) > 1 and sum(len(one.plain) + len(one.packed) for _, one in self._kept) > KEPT_BYTES:
             self._kept.popleft()
 
     def answer(self, after: float | None, now: float, *, is_packed: bool) -> bytes:
         """Return the answer with the moments after the cursor; without one, with the newest moment."""
         kept = list(self._kept)
-        found = kept[-1:] if after is None else [one for one in kept if one.at > after][:MOMENTS_LIMIT]
+        found = kept[-1:] if after is None else [one for one in kept if one[0] > after][:MOMENTS_LIMIT]
         head = Answer.model_construct(version=VERSION, node=self._node, boot=self._boot, now=now, moments=[])
-        begin = head.model_dump_json().encode().removesuffix(b"]}")
-        parts = [gzip.compress(begin, GZIP_LEVEL) if is_packed else begin]
-        comma, end = (_COMMA, _END) if is_packed else (b",", b"]}")
-        for number, one in enumerate(found):
-            parts += [comma] * bool(number) + [one.packed if is_packed else one.plain]
-        return b"".join((*parts, end))
+        parts = [part(head.model_dump_json().encode().removesuffix(b"]}"))]
+        for number, (_, moment) in enumerate(found):
+            parts += [COMMA, moment] if number else [moment]
+        return joined([*parts, END], is_packed=is_packed)
 
     def _moment(self, look: Look) -> Moment:
         sent = {run for run, reason in look.judged.not_judged.items() if reason in FOR_OTHERS}
@@ -120,6 +140,3 @@ def _steps(rank: Rank, reader: StepReader, world_size: int) -> list[list[int]]:
     level = level_of(rank.snapshot, 1.0 / per_second)
     chosen = [step for step in reader.new_steps(rank.snapshot) if is_sampled(step.number, level)]
     return [row_of(step) for step in chosen[-STEPS_LIMIT:]]
-
-
-_COMMA, _END = gzip.compress(b","), gzip.compress(b"]}")

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -118,13 +119,9 @@ def test_an_answer_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_answer_that_unpacks_to_too_much_is_not_unpacked() -> None:
-    bomb = gzip.compress(b"0" * 2**20) * 20
+    bomb = gzip.compress(b"0" * (request.PLAIN_LIMIT + 1))
     with pytest.raises(RequestError, match="too large"):
         unpack(bomb)
-
-
-def test_an_answer_of_several_members_is_unpacked() -> None:
-    assert unpack(gzip.compress(b"one ") + gzip.compress(b"two")) == b"one two"
 
 
 @pytest.mark.parametrize("packed", [b"no gzip", gzip.compress(b"content")[:-10]], ids=["other", "truncated"])
@@ -134,16 +131,10 @@ def test_a_damaged_answer_is_an_error(packed: bytes) -> None:
 
 
 def test_a_target_that_does_not_answer_in_time_is_an_error() -> None:
-    async def silent() -> None:
-        async def never(*_: object) -> None:
-            await asyncio.sleep(60)
-
-        server = await asyncio.start_server(never, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        await get(Target("127.0.0.1", port), "/", {}, 0.05)
-
-    with pytest.raises(RequestError, match="timeout"):
-        asyncio.run(silent())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        target = Target(*server.getsockname())
+        with pytest.raises(RequestError, match="timeout"):
+            asyncio.run(get(target, "/", {}, 0.05))
 
 
 INVALID = {
