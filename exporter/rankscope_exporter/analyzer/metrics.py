@@ -55,7 +55,7 @@ class AnalyzerCollector:
     def poll(self) -> None:
         """Judge what is new."""
         if diagnosis := self._analyzer.update():
-            self._found = [*findings.families(diagnosis), *self._of_runs(diagnosis)]
+            self._found = [*findings.families(diagnosis, self.name), *self._of_runs(diagnosis)]
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of the last poll."""
