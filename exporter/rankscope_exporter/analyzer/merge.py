@@ -18,7 +18,8 @@ SILENT_AFTER = 10.0
 """Seconds without a moment after which a node's ranks are missing: three pulls."""
 WAIT = 6.0
 """The longest time for which the others wait for a node's moments."""
-FORGET_AFTER = 86_400.0
+FORGET_AFTER, FORGET_RUN_AFTER = 86_400.0, 900.0
+"""Seconds after which a node that does not answer is forgotten, and a run of which no node answers."""
 UNKNOWN = "unknown"
 """The name of a node that has never had an exporter."""
 WORLD_LIMIT = 4096
@@ -38,6 +39,56 @@ class Joined(NamedTuple):
     """The runs of which all living ranks are missing."""
 
 
+class _Record(NamedTuple):
+    """A rank as one target has sent it."""
+
+    found: Found
+    node: str
+    is_silent: bool
+
+    @property
+    def rank(self) -> int:
+        return self.found.reading.rank
+
+    @property
+    def is_living(self) -> bool:
+        return self.found.reading.ended is None and not self.is_silent
+
+    @property
+    def is_missing(self) -> bool:
+        return self.found.reading.ended is None and self.is_silent
+
+    def precedence(self, shown: Process | None) -> tuple[bool, bool, float]:
+        """Return the precedence among several records of a rank: living ones, the one shown before, then the oldest.
+
+        Of others, the youngest.
+        """
+        began = self.found.reading.began
+        return self.is_living, self.is_living and self.found.process == shown, -began if self.is_living else began
+
+
+class _Jobs:
+    """Names for runs of one name that are several Slurm jobs: the first one keeps the name."""
+
+    def __init__(self) -> None:
+        self._first: dict[Run, str] = {}
+
+    def name(self, records: Sequence[_Record]) -> Iterator[tuple[Run, _Record]]:
+        """Yield each record with the name of its run."""
+        jobs: dict[Run, dict[str, None]] = defaultdict(dict)
+        for one in sorted(records, key=lambda one: one.found.reading.began):
+            if one.is_living and one.found.job:
+                jobs[one.found.run][one.found.job] = None
+        self._first = {
+            run: first if (first := self._first.get(run, "")) in found else next(iter(found))
+            for run, found in jobs.items()
+        }
+        for one in records:
+            run, job = one.found.run, one.found.job
+            is_other = len(jobs[run]) > 1 and job not in ("", self._first[run])
+            yield ((f"{run[0]} (job {job})", *run[1:]) if is_other else run), one
+
+
 class Merge:
     """The state of all nodes. Not thread-safe."""
 
@@ -49,7 +100,8 @@ class Merge:
         self._alignment = NodesAlignment()
         self._shown: dict[tuple[Run, int], Process] = {}
         self._first_seen: dict[Run, float] = {}
-        self._logged: set[tuple[Run, int]] = set()
+        self._logged: set[Run] = set()
+        self._jobs = _Jobs()
 
     def take(self, target: str, answer: Answer, sent: float, received: float) -> None:
         """Add the answer of a target. The times are those of the request and the answer by this process' clock."""
@@ -82,38 +134,40 @@ class Merge:
             found = [_complete(one, aligned.get(one.process), gpus) for one in ranks]
             readings[run] = [*found, *(_absent(found) if UNKNOWN in missing.get(run, ()) else ())]
         known = {one.uuid for ranks in readings.values() for one in ranks if one.gpu} | gpus.keys()
-        lost = {run for run, ranks in readings.items() if run in missing and all(_is_unknown(one) for one in ranks)}
+        lost = {run for run, ranks in readings.items() if all(one.is_missing for one in ranks)}
         return Joined(readings, frozenset(known), missing, frozenset(lost))
 
     def _ranks(self, at: float) -> tuple[dict[Run, list[Present]], Mapping[Run, set[str]]]:
         """Return each rank once, and the names of the silent nodes of each run."""
-        found: dict[tuple[Run, int], list[tuple[Found, bool]]] = defaultdict(list)
-        names: dict[Process, str] = {}
+        records: list[_Record] = []
         for node in self.nodes.values():
             is_silent = at - node.seen > SILENT_AFTER
-            for one in node.ranks(self.anchors[node.boot]):
-                found[one.run, one.reading.rank].append((one, is_silent))
-                names[one.process] = node.name
+            records += [_Record(one, node.name, is_silent) for one in node.ranks(self.anchors[node.boot])]
+        found: dict[tuple[Run, int], list[_Record]] = defaultdict(list)
+        for run, record in self._jobs.name(records):
+            found[run, record.rank].append(record)
         runs: dict[Run, list[Present]] = defaultdict(list)
         silent: dict[Run, set[str]] = defaultdict(set)
         shown, self._shown = self._shown, {}
-        for (run, rank), ones in found.items():
-            one, is_silent = max(ones, key=lambda pair: _precedence(pair[0], pair[1], shown.get((run, rank))))
-            self._log_rivals(run, rank, one, ones)
-            is_missing = is_silent and one.reading.ended is None
-            if is_missing:
-                silent[run].add(names[one.process])
-            self._shown[run, rank] = one.process
-            runs[run].append(Present(one.process, replace(one.reading, is_missing=is_missing)))
-        return {run: _of_newest_start(ranks) for run, ranks in runs.items()}, silent
+        for (run, rank), rivals in found.items():
+            record = max(rivals, key=lambda one: one.precedence(shown.get((run, rank))))
+            self._log_rivals(run, record, rivals)
+            if record.is_missing:
+                silent[run].add(record.node)
+            reading = replace(record.found.reading, is_missing=record.is_missing)
+            self._shown[run, rank] = record.found.process
+            runs[run].append(Present(record.found.process, reading))
+        self._logged &= runs.keys()
+        kept = {run: _of_newest_start(ranks) for run, ranks in runs.items() if not _is_forgotten(at, ranks)}
+        return kept, silent
 
-    def _log_rivals(self, run: Run, rank: int, shown: Found, ones: Iterable[tuple[Found, bool]]) -> None:
-        living = {one.process for one, is_silent in ones if one.reading.ended is None and not is_silent}
-        if len(living - {shown.process}) and (run, rank) not in self._logged:
-            self._logged.add((run, rank))
+    def _log_rivals(self, run: Run, shown: _Record, rivals: Iterable[_Record]) -> None:
+        living = {one.found.process for one in rivals if one.is_living}
+        if run not in self._logged and len(living - {shown.found.process}):
+            self._logged.add(run)
             logger.warning(
                 "several processes are the same rank; the first one counts run=%s rank=%d node=%s",
-                run[0], rank, shown.reading.node,
+                run[0], shown.rank, shown.node,
             )  # fmt: skip
 
     def _missing(self, at: float, run: Run, ranks: Sequence[Present], silent: Collection[str]) -> Sequence[str]:
@@ -127,18 +181,9 @@ class Merge:
         return sorted(silent)
 
 
-def _precedence(found: Found, is_silent: bool, shown: Process | None) -> tuple[bool, bool, bool, float]:
-    """Return the precedence among several records of a rank: the living one, the one shown before, then the oldest.
-
-    Ended ones: the youngest.
-    """
-    reading = found.reading
-    is_alive = reading.ended is None
-    return is_alive, is_alive and not is_silent, found.process == shown, -reading.began if is_alive else reading.began
-
-
-def _is_unknown(one: RankReading) -> bool:
-    return one.is_missing or one.ended is not None
+def _is_forgotten(at: float, ranks: Sequence[Present]) -> bool:
+    """Return whether no node shows the run any longer, for longer than an exporter shows an ended one."""
+    return all(one.reading.is_missing and at - one.reading.at > FORGET_RUN_AFTER for one in ranks)
 
 
 def _of_newest_start(ranks: Sequence[Present]) -> list[Present]:

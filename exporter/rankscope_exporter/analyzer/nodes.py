@@ -43,6 +43,8 @@ class Found(NamedTuple):
     run: Run
     process: Process
     reading: RankReading
+    job: str = ""
+    """The ID of its Slurm job."""
 
 
 @dataclass
@@ -115,7 +117,7 @@ class Node:
                 last_checkpoint=saved,
                 is_missing=False,
             )
-            yield Found(tuple(sent.run), self.process(sent), reading)
+            yield Found(tuple(sent.run), self.process(sent), reading, sent.job)
 
     @property
     def gpus(self) -> Gpus:

@@ -129,6 +129,7 @@ class NodeFacts:
             yield SentRank.model_construct(
                 run=list(rank.run),
                 reading=reading,
+                job=str(rank.snapshot.info.get("slurm", {}).get("job_id", "")),
                 clock=reader.clock,
                 steps=_steps(rank, reader, reading.world_size),
             )

@@ -39,6 +39,8 @@ class SentRank(_Sent):
 
     run: Annotated[list[Text], Field(min_length=2, max_length=3)]
     reading: RankReading
+    job: Text = ""
+    """The ID of its Slurm job."""
     clock: Literal["host", "device"] | None = None
     """The clock that has measured the steps."""
     steps: Annotated[list[Row], Field(max_length=STEPS_LIMIT)] = []

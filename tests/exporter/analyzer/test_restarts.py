@@ -68,24 +68,42 @@ def test_a_process_that_two_exporters_show_counts_once(tmp_path: Path, caplog: p
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_of_two_living_processes_the_first_one_stays_and_that_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = AnalyzedJob(tmp_path / "first").train(60)
-    other = AnalyzedJob(tmp_path / "second")
-    other.nodes[1].diagnosis.on_look = lambda _: None
+def beside(tmp_path: Path, first: str, second: str) -> AnalyzedJob:
+    """Return a job next to which another one of its name runs on a third node, each in a Slurm job."""
+    job = AnalyzedJob(tmp_path / "first", slurm={"job_id": first}).train(60)
+    other = AnalyzedJob(tmp_path / "second", start=job.now, slurm={"job_id": second})
     job.facts.append(NodeFacts("node-9", boot="boot of node-9"))
     job.ahead.append(0.0)
     other.nodes[0].diagnosis.on_look = job.facts[2].record
-    other.train(60)
     for _ in range(20):
         job.train(1)
+        while other.now < job.now:
+            other.job.run(1, even)
         other.nodes[0].poll(job.now)
+    job.pull(job.now)
+    return job
+
+
+def test_of_two_living_processes_the_first_one_stays_and_that_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = beside(tmp_path, "", "")
     (found,) = job.diagnosis.look.readings.values()
     assert {one.node for one in found} == {"node-0", "node-1"}
-    assert {one.counters.steps > 700 for one in found} == {True}
-    assert "several processes are the same rank" in caplog.text
-    assert caplog.text.count("rank=0") == 1
+    assert caplog.text.count("several processes are the same rank") == 1
+    (finding,) = job.train(20, SLOW).findings()
+    assert finding.candidate.place.rank == 3
+
+
+def test_two_slurm_jobs_of_one_name_are_two_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = beside(tmp_path, "7", "8")
+    assert {run[0]: {one.node for one in found if one.node} for run, found in job.diagnosis.look.readings.items()} == {
+        "r": {"node-0", "node-1"},
+        "r (job 8)": {"node-0"},
+    }
+    assert not caplog.text
+    (finding,) = job.train(20, SLOW).findings()
+    assert finding.candidate.place.rank == 3
 
 
 def test_a_run_that_starts_again_on_other_nodes_is_judged_without_the_old_records(tmp_path: Path) -> None:

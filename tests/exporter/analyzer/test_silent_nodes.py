@@ -8,6 +8,8 @@ import pytest
 from testing.analyzed_job import AnalyzedJob
 from testing.simulated_job import lagging
 
+from rankscope_exporter.diagnosis.words import where
+
 SLOW = lagging("forward", laggard=3)
 
 
@@ -55,7 +57,8 @@ def test_a_run_that_stands_still_while_a_node_is_silent_hangs_because_of_that_no
     (finding,) = job.findings()
     place = finding.candidate.place
     assert (finding.kind, finding.candidate.cause) == ("hang", "node_missing")
-    assert (place.rank, place.node, place.place) == (None, "node-1", "node node-1")
+    assert (place.rank_label, place.node, place.place) == ("2-3", "node-1", "node node-1")
+    assert where(finding.candidate) == "Node node-1 (ranks 2-3)"
     assert job.kinds() == {"hang"}
 
 
@@ -89,4 +92,18 @@ def test_a_node_that_never_had_an_exporter_is_missing_after_the_first_steps(tmp_
     assert list(job.analyzer.missing.values()) == [["unknown"]]
     hang_in(job, {0: "collective_wait", 1: "collective_wait"})
     (finding,) = job.findings()
-    assert (finding.kind, finding.candidate.cause, finding.candidate.place.rank) == ("hang", "node_missing", 2)
+    assert (finding.kind, finding.candidate.cause, finding.candidate.place.ranks) == ("hang", "node_missing", (2, 3))
+
+
+def test_a_crash_on_one_node_is_found_although_the_other_one_has_gone_with_it(job: AnalyzedJob) -> None:
+    job.silent = {1}
+    job.wait(30, ended=[0, 1])
+    assert [(finding.kind, finding.candidate.cause) for finding in job.findings()] == [("crash", "killed")]
+
+
+def test_a_run_of_which_no_node_answers_is_forgotten(job: AnalyzedJob) -> None:
+    job.silent = {0, 1}
+    job.wait(600)
+    assert job.diagnosis.look.readings
+    job.wait(1000)
+    assert not job.diagnosis.look.readings
