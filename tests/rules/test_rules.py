@@ -97,7 +97,7 @@ def test_every_query_in_a_runbook_names_only_series_that_exist() -> None:
 
 
 BASE_LABELS = {"rank": {"run", "rank"}, "gpu": {"gpu", "uuid"}, "exporter": set(), "run": {"run"}, "finding": {"run"}}
-BASE_LABELS["network"] = {"port"}
+BASE_LABELS |= {"network": {"port"}, "analyzer": {"run", "owner"}}
 EVERYWHERE = {"job", "instance", "le"}
 
 

@@ -6,7 +6,8 @@ The exporter of each node sees one rank, and cannot align its steps with others.
 equally long. The rules distinguish them by the reference step that every rank publishes, and the analyzer by the steps
 that it asks all exporters for. The job (torchrun, loader workers, collectives), eight exporters, Prometheus,
 Alertmanager and the receiver are real, with scrapes each second; the nodes are run directories and names. Seconds are
-from the onset to the receiver.
+from the onset to the receiver. The analyzer, as on one node, reports stragglers in turn only after ten minutes of a
+run: they are not in its rows.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class NodesJob(TrainingJob):
 
 
 RULES, ANALYZER = JUDGES = ("rules", "analyzer")
+NOT_YET: dict[str, tuple[str, ...]] = {ANALYZER: ("rotating straggler",)}
+"""Faults that are no finding in a run of a few minutes, as on one node: uneven work may be usual for it."""
 
 
 @contextmanager
@@ -127,7 +130,8 @@ def run(device: str, judge: str, rounds: int, seed: int) -> Iterator[dict[str, A
     chance = random.Random(seed)
     with arena(device, judge) as (stack, job):
         for _ in range(rounds):
-            for name in chance.sample(list(FAULTS), len(FAULTS)):
+            names = [name for name in FAULTS if name not in NOT_YET.get(judge, ())]
+            for name in chance.sample(names, len(names)):
                 if not become_quiet(stack.prometheus, READY, QUIET_FOR, QUIET_WITHIN):
                     raise RuntimeError(f"not quiet: {stack.prometheus.query('ALERTS')}")
                 yield {"device": device, "judge": judge, **inject(stack, job, name, chance.randrange(1, NODES))}
