@@ -1,4 +1,4 @@
-"""What the analyzer costs: bytes of an answer, and processor time and memory by the number of ranks.
+"""Measure the analyzer: bytes of an answer, and CPU time and memory by the number of ranks.
 
     python -m benchmarks.analyzer --ranks 64 256 1024
 

@@ -1,4 +1,4 @@
-"""What one exporter has sent: the moments that are not judged yet, and its node's clock.
+"""The state of one node: the moments that its exporter has sent and that are not judged yet, and its clock.
 
 The offset between the two monotonic clocks lies between the time of the request and that of the answer. The wall clocks
 of the nodes do not matter. A process keeps the start that it was first given, so that a better offset is not a restart.

@@ -18,7 +18,7 @@ from rankscope_exporter.worker import Worker
 
 
 class Readiness:
-    """What the web server asks about the GPUs of an exporter: the analyzer has none."""
+    """Answers the web server, which asks an exporter about its GPUs: the analyzer has none."""
 
     is_released = False
 
@@ -27,7 +27,7 @@ class Readiness:
 
     @property
     def is_ready(self) -> bool:
-        """Whether any target has answered."""
+        """True if any target has answered."""
         return self._puller.counts()["up"] > 0
 
     def release(self, seconds: float) -> None:

@@ -103,7 +103,7 @@ class Analyzer(JudgedRuns):
         return Diagnosis(look, self._lost, limited, (), ())
 
     def _interrupt(self, at: float, joined: Joined) -> None:
-        """After a minute without a node, end the findings about late ranks and transfer: they are unknown."""
+        """End the findings about late ranks and transfer of runs that lack a node for a minute: they are unknown."""
         self._missing_since = {run: self._missing_since.get(run, at) for run in joined.missing}
         self._interrupted &= joined.missing.keys()
         for run, since in self._missing_since.items():

@@ -66,7 +66,7 @@ Find = Callable[[], Awaitable[Iterable[Target]]]
 
 
 class Source(NamedTuple):
-    """Where targets come from."""
+    """A source of targets."""
 
     text: str
     find: Find

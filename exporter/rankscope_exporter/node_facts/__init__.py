@@ -1,1 +1,1 @@
-"""What an exporter sends about runs that it does not diagnose alone: the readings and steps of each second."""
+"""Facts about runs that an exporter does not diagnose alone: the readings and steps of each second, to be sent."""

@@ -1,4 +1,4 @@
-"""What every diagnosis of runs has: the judges, the counters of lost time, the limits' log, and the saved state.
+"""The common part of each diagnosis of runs: the judges, the counters of lost time, the log of limits, the saved state.
 
 The exporter's diagnosis of its node and the analyzer's diagnosis of runs that span nodes are built on it.
 """

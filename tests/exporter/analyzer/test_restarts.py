@@ -68,7 +68,7 @@ def test_a_process_that_two_exporters_show_counts_once(tmp_path: Path, caplog: p
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def beside(tmp_path: Path, first: str, second: str) -> AnalyzedJob:
+def next_to(tmp_path: Path, first: str, second: str) -> AnalyzedJob:
     """Return a job next to which another one of its name runs on a third node, each in a Slurm job."""
     job = AnalyzedJob(tmp_path / "first", slurm={"job_id": first}).train(60)
     other = AnalyzedJob(tmp_path / "second", start=job.now, slurm={"job_id": second})
@@ -87,7 +87,7 @@ def beside(tmp_path: Path, first: str, second: str) -> AnalyzedJob:
 def test_of_two_living_processes_the_first_one_stays_and_that_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = beside(tmp_path, "", "")
+    job = next_to(tmp_path, "", "")
     (found,) = job.diagnosis.look.readings.values()
     assert {one.node for one in found} == {"node-0", "node-1"}
     assert caplog.text.count("several processes are the same rank") == 1
@@ -96,7 +96,7 @@ def test_of_two_living_processes_the_first_one_stays_and_that_is_logged(
 
 
 def test_two_slurm_jobs_of_one_name_are_two_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    job = beside(tmp_path, "7", "8")
+    job = next_to(tmp_path, "7", "8")
     assert {run[0]: {one.node for one in found if one.node} for run, found in job.diagnosis.look.readings.items()} == {
         "r": {"node-0", "node-1"},
         "r (job 8)": {"node-0"},

@@ -1,4 +1,4 @@
-"""What an exporter sends about runs that span nodes, and how much it is."""
+"""Facts about runs that span nodes: content, sampling, compression and limits."""
 
 from __future__ import annotations
 
