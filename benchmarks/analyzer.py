@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from testing.readings import RUN, SLOW, STEP, Training, hang
+from testing.readings import RUN, SLOW, STEP, Change, Training, hang
 
 from rankscope.record.layout import PHASES
 from rankscope.record.sampling import is_sampled
@@ -82,51 +82,59 @@ def _encoded(training: SteppingTraining, at: float, ranks: Sequence[RankReading]
     return part(Moment.model_construct(at=at, ranks=sent, gpus={}).model_dump_json(exclude_defaults=True).encode())
 
 
-def measure(ranks: int) -> Cost:
-    """Return the cost at this number of ranks."""
-    training = SteppingTraining(ranks, min(8.0, max(2.0, 512.0 / ranks)))
-    analyzer = Analyzer(clock=lambda: training.now)
-    moments: dict[int, list[Part]] = defaultdict(list)
-    spent = {"encoding": 0.0, "reading": 0.0, "judging": 0.0, "hung": 0.0}
-    size, answers, found = 0, 0, None
+class Measurement:
+    """A run, the exporters of its nodes, and the analyzer, with the CPU seconds of each."""
 
-    def second(at: float, readings: Sequence[RankReading], kind: str) -> None:
-        nonlocal size, answers, found
-        began = time.process_time()
-        for number, of_node in enumerate(_nodes(readings)):
-            moments[number].append(_encoded(training, at, of_node))
-        spent["encoding"] += time.process_time() - began
-        if len(moments[0]) < PULL:
-            return
-        bodies = {number: _answer(number, at, made) for number, made in moments.items()}
-        moments.clear()
-        size, answers = size + sum(map(len, bodies.values())), answers + len(bodies)
+    def __init__(self, ranks: int) -> None:
+        self.training = SteppingTraining(ranks, min(8.0, max(2.0, 512.0 / ranks)))
+        self._analyzer = Analyzer(clock=lambda: self.training.now)
+        self._moments: dict[int, list[Part]] = defaultdict(list)
+        self.encoding = self.reading = self.judging = 0.0
+        self.bytes = self.answers = 0
+        self.found: float | None = None
+        """When the slow rank was found."""
+
+    def train(self, seconds: int, *changes: Change) -> None:
+        """Train, and pull every third second."""
+        for at, readings in self.training.train(seconds, *changes):
+            began = time.process_time()
+            for number, of_node in enumerate(_nodes([readings[rank] for rank in sorted(readings)])):
+                self._moments[number].append(_encoded(self.training, at, of_node))
+            self.encoding += time.process_time() - began
+            if len(self._moments[0]) == PULL:
+                self._pull(at)
+
+    def _pull(self, at: float) -> None:
+        bodies = {number: _answer(number, at, made) for number, made in self._moments.items()}
+        self._moments.clear()
+        self.bytes, self.answers = self.bytes + sum(map(len, bodies.values())), self.answers + len(bodies)
         began = time.process_time()
         for number, body in bodies.items():
-            answer = Answer.model_validate_json(unpack(body))
-            analyzer.take(f"node-{number}", answer, at, at)
+            self._analyzer.take(f"node-{number}", Answer.model_validate_json(unpack(body)), at, at)
         read = time.process_time()
-        diagnosis = analyzer.update(at)
-        spent["hung" if kind == "hung" else "reading"] += read - began
-        spent["hung" if kind == "hung" else "judging"] += time.process_time() - read
-        verdicts = diagnosis.look.judged.verdicts if diagnosis else ()
-        if kind == "slow" and found is None and any(verdict.findings for verdict in verdicts):
-            found = at - HEALTHY
+        diagnosis = self._analyzer.update(at)
+        self.reading, self.judging = self.reading + read - began, self.judging + time.process_time() - read
+        if self.found is None and diagnosis and any(one.findings for one in diagnosis.look.judged.verdicts):
+            self.found = at
 
-    phases = (("healthy", HEALTHY, ()), ("slow", SLOWED, (SLOW,)), ("hung", HUNG, (hang("backward", 1),)))
-    for kind, seconds, changes in phases:
-        for at, now in training.train(seconds, *changes):
-            second(at, [now[rank] for rank in range(ranks)], kind)
-    whole = HEALTHY + SLOWED
+
+def measure(ranks: int) -> Cost:
+    """Return the cost at this number of ranks."""
+    one = Measurement(ranks)
+    one.train(HEALTHY)
+    one.train(SLOWED, SLOW)
+    training, reading, judging = HEALTHY + SLOWED, one.reading, one.judging
+    one.train(HUNG, hang("backward", 1))
+    hung = one.reading + one.judging - reading - judging
     return Cost(
         ranks,
-        size / answers,
-        spent["encoding"] / (whole + HUNG) / (ranks / RANKS_PER_NODE),
-        spent["reading"] / whole,
-        spent["judging"] / whole,
-        spent["hung"] / HUNG,
+        one.bytes / one.answers,
+        one.encoding / (training + HUNG) / (ranks / RANKS_PER_NODE),
+        reading / training,
+        judging / training,
+        hung / HUNG,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        found,
+        one.found and one.found - HEALTHY,
     )
 
 

@@ -98,12 +98,12 @@ class NodesAlignment:
         nodes: dict[str, list[int]] = defaultdict(list)
         for index, process in enumerate(processes):
             nodes[process.boot].append(index)
-        first = min(members, key=lambda member: len(member.steps))
-        numbers = [number for number in first.steps if all(number in member.steps for member in members)]
+        first, newest = min(members, key=lambda member: len(member.steps)), max(member.aligned for member in members)
+        numbers = [one for one in first.steps if one > newest and all(one in member.steps for member in members)]
         is_known = all(_agree(members[0], members[indices[0]]) for indices in nodes.values())
         for number in sorted(numbers):
             steps = [member.steps[number] for member in members]
-            if all(number > member.aligned for member in members) and _is_one_step(steps, nodes.values(), is_known):
+            if _is_one_step(steps, nodes.values(), is_known):
                 account([member.alignment for member in members], steps)
                 for member in members:
                     member.aligned = number

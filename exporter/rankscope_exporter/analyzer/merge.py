@@ -98,6 +98,8 @@ class Merge:
         self.anchors: dict[str, float] = {}
         """The offset for the starts of processes, by boot. It never changes."""
         self._alignment = NodesAlignment()
+        self._sources: dict[Process, str] = {}
+        """The target whose steps of a process count."""
         self._shown: dict[tuple[Run, int], Process] = {}
         self._first_seen: dict[Run, float] = {}
         self._logged: set[Run] = set()
@@ -119,16 +121,23 @@ class Merge:
 
     def join(self, at: float) -> Joined:
         """Go on to that time, compare the steps, and return the readings of each run."""
-        for node in self.nodes.values():
+        for target, node in self.nodes.items():
             for process, clock, steps in node.advance(at):
-                self._alignment.add(process, clock, steps)
+                # A target that shows a process of another one adds no steps to it.
+                source = self._sources.setdefault(process, target)
+                if source not in self.nodes or at - self.nodes[source].seen > SILENT_AFTER:
+                    self._sources[process] = source = target
+                if source == target:
+                    self._alignment.add(process, clock, steps)
         self.nodes = {target: node for target, node in self.nodes.items() if at - node.known_until < FORGET_AFTER}
         gpus = {uuid: gpu for node in self.nodes.values() for uuid, gpu in node.gpus.items()}
         runs, silent = self._ranks(at)
         self._first_seen = {run: self._first_seen.get(run, at) for run in runs}
         missing = {run: names for run in runs if (names := self._missing(at, run, runs[run], silent[run]))}
         aligned = self._alignment.align({run: ranks for run, ranks in runs.items() if run not in missing})
-        self._alignment.keep([one.process for ranks in runs.values() for one in ranks])
+        processes = {one.process for ranks in runs.values() for one in ranks}
+        self._alignment.keep(processes)
+        self._sources = {one: target for one, target in self._sources.items() if one in processes}
         readings: dict[Run, Sequence[RankReading]] = {}
         for run, ranks in runs.items():
             found = [_complete(one, aligned.get(one.process), gpus) for one in ranks]

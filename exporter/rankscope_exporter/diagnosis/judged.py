@@ -103,7 +103,12 @@ class Judges:
                 try:
                     with self._cpu_time.measured(run, len(ranks)):
                         verdicts.append(self._judge(run).update(at, ranks))
-                except (ArithmeticError, ValueError):  # of a forged record; other runs must not be affected
+                except (
+                    ArithmeticError,
+                    LookupError,
+                    TypeError,
+                    ValueError,
+                ):  # of a forged record; other runs must not be affected
                     not_judged[run] = "impossible_values"
         self._forget(at)
         self._cpu_time.forget(by_rank.keys() | self.judges.keys())

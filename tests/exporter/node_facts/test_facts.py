@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 from testing.analyzed_job import AnalyzedJob
 from testing.judged_job import JudgedJob
 from testing.simulated_job import even
@@ -101,3 +102,26 @@ def test_a_compressed_answer_has_the_same_content(tmp_path: Path) -> None:
     plain: Any = json.loads(facts.answer(0.0, 1.0, is_packed=False))
     packed = facts.answer(0.0, 1.0, is_packed=True)
     assert json.loads(unpack(packed)) == json.loads(gzip.decompress(packed)) == plain
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"node": "x" * 300},
+        {"group": "0-3\n"},
+        {"rank": -1},
+        {"rank": 10**12},
+        {"phase": "\x1b[31m"},
+        {"issued": {str(number): 1.0 for number in range(1000)}},
+        {"last_progress": "soon"},
+        {"counters": {"phases": {"forward\n": 1.0}}},
+        {"counters": {"steps": -1e999}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_forged_reading_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    made = json.loads(AnalyzedJob(tmp_path).train(2).facts[0].answer(None, 0.0, is_packed=False))
+    assert Answer.model_validate(made)
+    made["moments"][0]["ranks"][0]["reading"] |= changes
+    with pytest.raises(ValidationError):
+        Answer.model_validate_json(json.dumps(made))
