@@ -17,6 +17,8 @@ from rankscope_exporter.node_facts.wire import Answer, Gpus, Moment, SentRank, s
 from rankscope_exporter.ranks.reference_step import AnyStep
 
 KEPT_MOMENTS = 120
+CLOCK_RESOLUTION = 1e-6
+"""Seconds: no offset between two nodes is exact."""
 
 
 class ClockOffset:
@@ -35,6 +37,11 @@ class ClockOffset:
     def seconds(self) -> float:
         """The offset."""
         return (self._low + self._high) / 2
+
+    @property
+    def error(self) -> float:
+        """The most by which the offset may be wrong."""
+        return (self._high - self._low) / 2
 
 
 class Found(NamedTuple):
@@ -115,6 +122,7 @@ class Node:
                 last_progress=one.last_progress + ahead,
                 phase_since=one.phase_since + ahead,
                 last_checkpoint=saved,
+                clock_error=max(self.offset.error, CLOCK_RESOLUTION),
                 is_missing=False,
             )
             yield Found(tuple(sent.run), self.process(sent), reading, sent.job)

@@ -8,7 +8,7 @@ import pytest
 from testing.analyzed_job import AnalyzedJob
 from testing.simulated_job import lagging
 
-from rankscope_exporter.diagnosis.words import where
+from rankscope_exporter.diagnosis.words import sentence, where
 
 SLOW = lagging("forward", laggard=3)
 
@@ -107,3 +107,18 @@ def test_a_run_of_which_no_node_answers_is_forgotten(job: AnalyzedJob) -> None:
     assert job.diagnosis.look.readings
     job.wait(1000)
     assert not job.diagnosis.look.readings
+
+
+def test_the_first_of_ranks_on_two_nodes_that_were_killed_at_once_is_unknown(job: AnalyzedJob) -> None:
+    job.train(2)
+    job.wait(12, ended=[1, 2])
+    (finding,) = job.findings()
+    assert (finding.kind, finding.candidate.place.rank, finding.candidate.place.ranks) == ("crash", None, (1, 2))
+    assert sentence(("r", "0"), finding.candidate).startswith("Set of ranks 1-2 of run r was killed")
+
+
+def test_of_ranks_on_one_node_the_first_one_is_named(job: AnalyzedJob) -> None:
+    job.train(2)
+    job.wait(12, ended=[0, 1])
+    (finding,) = job.findings()
+    assert finding.candidate.place.rank in (0, 1)
