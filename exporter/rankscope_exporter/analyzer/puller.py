@@ -22,7 +22,7 @@ a second is judged when all nodes have sent it."""
 IDLE_INTERVAL, IDLE_RATE = 9.0, 200.0
 """The same for other targets, and the most requests to them per second: the interval grows with their number."""
 LONGEST_PAUSE = 60.0
-"""The longest pause after failures: each doubles it."""
+"""The longest pause after failures: each doubles it, except for a target whose ranks a run misses."""
 TIMEOUT = 5.0
 CONCURRENT = 128
 """The most requests at once."""
@@ -100,7 +100,8 @@ class Puller:
                 if not self.failures.get(target):
                     logger.warning("target does not answer target=%s reason=%s", target.name, error)
                 self.failures[target] = str(error)
-                pause = min(max(2.0 * pause, INTERVAL), LONGEST_PAUSE)
+                longest = INTERVAL if self._analyzer.has_ranks(target.name) else LONGEST_PAUSE
+                pause = min(max(2.0 * pause, INTERVAL), longest)
             await asyncio.sleep(pause)
 
     def _pause(self, target: Target) -> float:
