@@ -24,8 +24,8 @@ IDLE_INTERVAL, IDLE_RATE = 9.0, 200.0
 LONGEST_PAUSE = 60.0
 """The longest pause after failures: each doubles it, except for a target whose ranks a run misses."""
 TIMEOUT = 5.0
-CONCURRENT = 128
-"""The most requests at once."""
+CONCURRENT, CONCURRENT_FAILING = 128, 256
+"""The most requests at once to targets that answered last time, and to others: these do not delay the former."""
 DISCOVERY_INTERVAL = 10.0
 """Seconds between two looks for new targets."""
 REASON_LIMIT = 100
@@ -49,6 +49,7 @@ class Puller:
         self._tasks: dict[Target, asyncio.Task[None]] = {}
         self.failures: dict[Target, str] = {}
         """The reason why a target's last request failed; empty if it did not."""
+        self._slots: tuple[asyncio.Semaphore, asyncio.Semaphore]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="pull", daemon=True)
 
@@ -74,7 +75,7 @@ class Puller:
             self._loop.close()
 
     async def _discover(self) -> None:
-        slots = asyncio.Semaphore(CONCURRENT)
+        self._slots = asyncio.Semaphore(CONCURRENT), asyncio.Semaphore(CONCURRENT_FAILING)
         while True:
             found = await self._targets.find()
             for target in self._tasks.keys() - set(found):
@@ -83,15 +84,15 @@ class Puller:
             for number, target in enumerate(found):
                 if target not in self._tasks:
                     begin = 0.0 if len(found) <= CONCURRENT else IDLE_INTERVAL * number / len(found)
-                    self._tasks[target] = self._loop.create_task(self._ask_forever(target, slots, begin))
+                    self._tasks[target] = self._loop.create_task(self._ask_forever(target, begin))
             await asyncio.sleep(DISCOVERY_INTERVAL)
 
-    async def _ask_forever(self, target: Target, slots: asyncio.Semaphore, begin: float) -> None:
+    async def _ask_forever(self, target: Target, begin: float) -> None:
         await asyncio.sleep(begin)
         pause = INTERVAL
         while True:
             try:
-                async with slots:
+                async with self._slots[self.failures.get(target) != ""]:
                     has_more = await self._ask(target)
                 if self.failures.get(target):
                     logger.info("target answers again target=%s", target.name)
