@@ -72,3 +72,14 @@ def test_its_metrics_are_the_declared_ones_and_those_of_findings(job: AnalyzedJo
     (judged,) = found["rankscope_run_judged_info"]
     assert judged.labels["by"] == "analyzer"
     assert [one.value for one in found["rankscope_analyzer_run_ranks"]] == [4.0]
+    (peak,) = found["rankscope_finding_peak_ratio"]
+    assert peak.labels == ratio.labels
+    assert peak.value >= ratio.value
+
+
+def test_a_finding_that_has_ended_is_shown_with_its_end(job: AnalyzedJob) -> None:
+    job.train(20, SLOW).train(40)
+    assert not job.findings()
+    (entry,) = job.diagnosis.findings
+    assert (entry["kind"], entry["rank"]) == ("straggler", "3")
+    assert entry["end"] > entry["begin"]
