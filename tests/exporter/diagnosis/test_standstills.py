@@ -138,6 +138,18 @@ def test_long_steps_are_no_hangs_and_a_hang_is_found_by_their_pace(seconds: floa
     assert found.opened - onset > 2.0 * seconds
 
 
+@pytest.mark.parametrize(
+    ("seconds", "waited", "is_hang"), [(600.0, 185.0, False), (60.0, 400.0, True), (sum(STEP.values()), 185.0, True)]
+)
+def test_a_wait_that_is_short_beside_a_step_is_no_hang(seconds: float, waited: float, is_hang: bool) -> None:
+    factor = seconds / sum(STEP.values())
+    trial = Trial(Training(3))
+    watch(trial, 330.0 + 4.0 * seconds, scaled(factor))
+    watch(trial, seconds, scaled(factor, spend("data_wait", waited / factor, 1)))
+    watch(trial, waited + 2.0 * seconds, scaled(factor))
+    assert bool(hangs(trial)) == is_hang
+
+
 def test_a_hang_in_a_checkpoint_is_found_by_the_pace_of_checkpoints() -> None:
     trial = Trial(Training(2)).trained(60)
     trial.train(1, spend("checkpoint", 100.0, 0))
