@@ -125,9 +125,9 @@ class GpuReading:
     """The number of processes on it, without the ranks of the run that have another GPU."""
     idle_seconds: float | None = None
     """Seconds since a kernel last ran."""
-    is_power_limit_lowered: bool = False
+    is_power_limit_lowered: bool | None = None
     """True if its power limit is below its default."""
-    is_link_reduced: bool = False
+    is_link_reduced: bool | None = None
     """True if it has fewer PCIe lanes or NVLinks than it supports."""
 
 
