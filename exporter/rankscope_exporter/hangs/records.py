@@ -126,14 +126,14 @@ def _ranks(run: str | None, run_dirs: Sequence[Path]) -> tuple[list[RecordedRank
     except RunDirectoryError as error:
         raise NoRanksError(str(error)) from error
     living = _living(run, [one for one in every if one.snapshot.alive], run_dirs)
-    known = {(one.run, one.owner, one.rank) for one in living}
+    known = {one.rank for one in living}
     began = min(one.snapshot["started_monotonic"] for one in living)
     ended = {
         int(one.rank): one.snapshot.exit_reason or "unknown"
         for one in every
-        if not one.snapshot.alive
-        and (one.run, one.owner) == (living[0].run, living[0].owner)
-        and (one.run, one.owner, one.rank) not in known
+        if (one.run, one.owner) == (living[0].run, living[0].owner)
+        and one.rank not in known
+        and one.snapshot.unix_offset is not None  # else another boot's times
         and one.snapshot.last_progress >= began
     }
     return living, ended

@@ -57,8 +57,8 @@ def lines(positions: Sequence[Position], groups: Mapping[str, Group], coverage: 
         if len(known) > SETS_SHOWN:
             yield f"{len(known) - SETS_SHOWN} more are not shown."
     elif waited_for:
-        ranks = "ranks that are" if len(waited_for) > 1 else "a rank that is"
-        yield f"The ranks here wait for {ranks} not visible here."
+        others = "ranks that are" if len(waited_for) > 1 else "a rank that is"
+        yield f"The ranks here wait for {others} not visible here."
     else:
         yield from _without_blocking_rank(positions, groups, is_whole=not unseen)
     if unseen:
