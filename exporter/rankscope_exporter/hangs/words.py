@@ -26,7 +26,7 @@ SETS_SHOWN = 8
 
 
 class Coverage(NamedTuple):
-    """What is known of the run's ranks that have no position."""
+    """Knowledge of the run's ranks that have no position."""
 
     world_size: int
     """The run's number of ranks; 0 if it is unknown."""
