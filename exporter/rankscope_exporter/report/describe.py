@@ -86,9 +86,9 @@ def undiagnosed_sentence(run: RunReport) -> str:
 
 def known_here(run: RunReport) -> Iterator[str]:
     """Yield what this node knows of a run that it does not diagnose, and who diagnoses it."""
-    for ended in FAILED:
-        if ranks := [rank for rank in run.ranks if rank.ended == ended]:
-            yield _failure(ranks, FAILED[ended][len(ranks) > 1])
+    for ended, words in FAILED.items():
+        if ranks := [rank.rank for rank in run.ranks if rank.ended == ended]:
+            yield f"Rank{'s' * (len(ranks) > 1)} {compact(ranks)} {words[len(ranks) > 1]}."
     stalled = min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0)
     if stalled >= STALLED_SHOWN:
         yield f"No rank here has made progress for {duration(stalled)}."
@@ -96,14 +96,6 @@ def known_here(run: RunReport) -> Iterator[str]:
         yield f"Diagnosed by the analyzer at {run.judged_by}."
     elif run.not_judged in ANALYZED:
         yield BY_OTHERS
-
-
-def _failure(ranks: Sequence[RankReport], words: str) -> str:
-    """Return how ranks ended and when the first of them did, such as `Ranks 2-3 were killed, the first 6 s ago`."""
-    are_several = len(ranks) > 1
-    text = f"Rank{'s' * are_several} {compact([rank.rank for rank in ranks])} {words}"
-    ago = [rank.ended_seconds for rank in ranks if rank.ended_seconds is not None]
-    return f"{text}{', the first' * are_several} {duration(max(ago))} ago." if ago else f"{text}."
 
 
 def is_growing(one: PendingReport) -> bool:

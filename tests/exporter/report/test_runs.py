@@ -193,7 +193,7 @@ def test_what_is_known_here_of_a_run_of_several_nodes_is_stated_without_a_verdic
     assert stalled == "No rank here has made progress for 40 s."
     job.poll(job.now + 45.0, ended=[1, 2])
     killed, *_, by = describe.known_here(analyzed(job).report().runs[0])
-    assert killed.startswith("Ranks 1-2 were killed")
+    assert killed == "Ranks 1-2 were killed."
     assert by == "Diagnosed by the analyzer at analyzer-0:10418."
 
 

@@ -78,7 +78,7 @@ def test_an_ended_part_of_a_run_of_several_nodes_is_not_called_free_of_problems(
     job.poll(job.now + 1, ended=range(4))
     text = words(shown(report_of_look(job.look)))
     assert "No problem found" not in text
-    assert "Run r is not diagnosed here: only 4 of its 8 ranks are on this node. Ranks 0-3 were killed" in text
+    assert "Run r is not diagnosed here: only 4 of its 8 ranks are on this node. Ranks 0-3 were killed. An" in text
 
 
 def test_a_finding_has_a_sentence_and_advice_and_its_rank_is_marked(run_dir: Path) -> None:

@@ -105,7 +105,7 @@ def test_the_end_of_a_run_of_several_nodes_is_not_shown_as_good(run_dir: Path) -
     job = JudgedJob(run_dir, world_size="8").trained(12)
     job.poll(job.now + 1, ended=range(4))
     page = render_status(gpus(), job.reporter())
-    assert "Ranks 0-3 were killed, the first " in top(page)
+    assert "Ranks 0-3 were killed. " in top(page)
     assert 'class="verdict warn"' in page
 
 
