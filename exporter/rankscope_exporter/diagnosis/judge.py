@@ -49,8 +49,8 @@ RECENT_READINGS = 24
 READINGS_LIMIT, MIN_READINGS = 48, 8
 RUN_BYTES = 20_000
 """The memory of a run without its history and readings."""
-NEED_STEPS = {kind for one in STATES for kind in one.needs_steps}
-ENDS_LATE = {kind: one.ends_late for one in STATES for kind in one.kinds}
+NEED_STEPS = {one.kind for one in STATES if one.needs_steps}
+ENDS_LATE = {one.kind: one.ends_late for one in STATES}
 JUST_BEGUN_SECONDS = 10.0
 """A rank that is first read within this time was seen from its start: its record may appear with its first steps."""
 

@@ -45,7 +45,7 @@ a gradient scaler skips are not compared."""
 _DETECTORS = {detector.kind: detector for detector in LOSSES}
 (SETS,) = (detector.kind for detector in LOSSES if detector.sets)
 """The kind of the findings about sets of ranks."""
-_STATES = {kind: detector for detector in STATES for kind in detector.kinds}
+_STATES = {detector.kind: detector for detector in STATES}
 
 Since = Callable[[float], Window]
 """A function that returns the window from a time until now."""

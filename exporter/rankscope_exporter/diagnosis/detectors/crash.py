@@ -57,4 +57,4 @@ def _end(reading: RankReading) -> float:
     return reading.ended.at if reading.ended else reading.at
 
 
-DETECTORS = (StateDetector((KIND,), detect, is_critical=True, is_one_per_run=True),)
+DETECTORS = (StateDetector(KIND, detect, is_critical=True, is_one_per_run=True),)

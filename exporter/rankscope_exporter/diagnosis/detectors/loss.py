@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.facts import RunFacts
@@ -27,10 +28,24 @@ class Window(NamedTuple):
     """True if the loss began while the run was already watched."""
 
 
-class LossDetector(NamedTuple):
-    """A loss detector: pure functions of a window."""
+@dataclass(frozen=True)
+class Detector:
+    """A detector of one kind of finding."""
 
     kind: str
+    _: KW_ONLY
+    is_one_per_run: bool = False
+    """True if a run has at most one finding of this kind, although it may name ranks."""
+    explained_by: tuple[str, ...] = ()
+    """The kinds of findings that explain it. A loss is also explained by a state in which the run makes no progress."""
+    explained_by_cause: tuple[tuple[str, KindAndCause], ...] = ()
+    """Its causes with the kind and cause that explain them. An empty cause stands for any cause."""
+
+
+@dataclass(frozen=True)
+class LossDetector(Detector):
+    """A loss detector: pure functions of a window."""
+
     measure: Callable[[Window], Mapping[Any, float]]
     """Returns the loss of the whole run (key None), or what the loss of sets of ranks follows from, by rank. An unknown
     value is absent."""
@@ -52,12 +67,6 @@ class LossDetector(NamedTuple):
     """The kinds of findings during which this loss is not usual."""
     is_contradicted: Callable[[Candidate, Candidate, Window], bool] | None = None
     """Returns whether the cause of an open finding is over, by its candidate, the newest one and the window."""
-    is_one_per_run: bool = False
-    """True if a run has at most one finding of this kind, although it may name ranks."""
-    explained_by: tuple[str, ...] = ()
-    """The kinds of findings that explain this loss. Each is explained by a state in which the run makes no progress."""
-    explained_by_cause: tuple[tuple[str, KindAndCause], ...] = ()
-    """Its causes with the kind and cause that explain them. An empty cause stands for any cause."""
     is_on_device: bool = False
     """True if only the device's clock shows it. Then it is unknown in a part without a measured step."""
 

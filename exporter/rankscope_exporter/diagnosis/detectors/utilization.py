@@ -63,11 +63,7 @@ def _trained_seconds(rank: RankReading) -> float:
 
 DETECTORS = (
     StateDetector(
-        (LOW,),
-        detect_low,
-        returns=True,
-        needs_steps=(LOW,),
-        explained_by=(CPU, "launch", "device_reads", "hang"),
+        LOW, detect_low, returns=True, needs_steps=True, explained_by=(CPU, "launch", "device_reads", "hang")
     ),
-    StateDetector((CPU,), detect_cpu, is_critical=True, returns=True, needs_steps=(CPU,), explained_by=("hang",)),
+    StateDetector(CPU, detect_cpu, is_critical=True, returns=True, needs_steps=True, explained_by=("hang",)),
 )
