@@ -1,23 +1,22 @@
 """A run's history over hours: the baselines of its losses, its pauses, its checkpoints.
 
-All of it is bounded and can be saved: `state` returns JSON values, and `restore` reads them. Times in the state are
-ages, since the next process may have another clock.
+All of it is bounded and can be saved: `state` returns JSON values, and `restore` reads them.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from statistics import quantiles
 from typing import Any, NamedTuple
 
+from rankscope_exporter.diagnosis import speed
 from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.facts import Stall
 from rankscope_exporter.diagnosis.readings import RankReading
-from rankscope_exporter.diagnosis.speed import Speed
+from rankscope_exporter.diagnosis.saved import Time, restored, rounded, saved
 from rankscope_exporter.diagnosis.standstill import Longest, Pace, is_key
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
@@ -35,14 +34,12 @@ LOWER, HIGH = 0.25, 0.9
 MORE_BYTES = 1.25
 """Multiple of the bytes in a step from which on it has another baseline. Parts of a few steps vary by less."""
 ROW_BYTES, MINUTE_BYTES = 1200, 250
-UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
-"""The exceptions that reading a damaged state raises."""
 
 
 class Row(NamedTuple):
     """The whole run's losses by kind: per second of useful work, and in seconds per step."""
 
-    at: float
+    at: Time
     step_bytes: float
     """Bytes that a rank moves in collectives, per step."""
     to_useful: Mapping[str, float]
@@ -62,11 +59,22 @@ class Part(NamedTuple):
 class Minute(NamedTuple):
     """One minute: the slowest rank's checkpoints, and the loss scale and skipped steps of mixed precision."""
 
-    at: float
+    at: Time
     checkpoint_seconds: float
     checkpoints: float
     amp_scale: float
     amp_skips: float
+
+
+_SAVED = {
+    "rows": tuple[Row, ...],
+    "minutes": tuple[Minute, ...],
+    "pace": Mapping[str, Longest],
+    "stepped": Time | None,
+    "speed": tuple[speed.Row, ...],
+    "slower": speed.Slower | None,
+}
+"""The types of what is saved, by name."""
 
 
 class History:
@@ -74,7 +82,7 @@ class History:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self.speed = Speed(thresholds)
+        self.speed = speed.Speed(thresholds)
         self._row_every = min(ROW_SECONDS, thresholds.baseline_seconds / ROWS)
         self._baseline_after = BASELINE_AFTER * thresholds.baseline_seconds
         self._minute = min(MINUTE, thresholds.amp_seconds / MINUTES, thresholds.checkpoint_seconds / ROWS)
@@ -152,7 +160,7 @@ class History:
             if (steps := sum(part.steps_rate for part in parts)) > 0.0:
                 per_step[kind] = loss / steps
         self._parts.clear()
-        self._rows.append(Row(at, step_bytes, to_useful, per_step))
+        self._rows.append(Row(at, step_bytes, rounded(to_useful), rounded(per_step)))
         while at - self._rows[0].at > self._thresholds.baseline_seconds:  # a row may be longer than usual
             self._rows.popleft()
         self._known_quantiles.clear()
@@ -228,55 +236,27 @@ class History:
         return spent / span * (1.0 - 1.0 / written) if written > 1.0 else 0.0
 
     def state(self, at: float) -> dict[str, Any]:
-        """Return the history as JSON values, with ages instead of times, and six digits of rows."""
-        kinds = sorted({kind for row in self._rows for kind in (*row.to_useful, *row.per_step)})
-        return {
-            "kinds": kinds,
-            "rows": [
-                [_short(at - row.at), _short(row.step_bytes), *(_losses(kinds, losses) for losses in row[2:])]
-                for row in self._rows
-            ],
-            "minutes": [[_short(at - one.at), *one[1:]] for one in self._minutes],
-            "pace": [[name, *one[:-1], at - one.ended] for name, one in self._pace.longest.items()],
-            "speed": self.speed.state(at),
-            "stepped": None if self._pace.stepped_since is None else at - self._pace.stepped_since,
+        """Return the history as JSON values."""
+        known = {
+            "rows": self._rows,
+            "minutes": self._minutes,
+            "pace": self._pace.longest,
+            "stepped": self._pace.stepped_since,
+            "speed": self.speed.rows,
+            "slower": self.speed.slower,
         }
+        return {name: saved(kind, known[name], at) for name, kind in _SAVED.items()}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
         """Restore what `state` returned. Raise one of UNREADABLE and change nothing if it is damaged."""
-        kinds = [*map(str, state["kinds"])]
-        rows = [
-            Row(at - finite(age), finite(moved), *(_by_kind(kinds, losses) for losses in rest))
-            for age, moved, *rest in state["rows"]
-        ]
-        minutes = [Minute(at - finite(age), *map(finite, rest)) for age, *rest in state["minutes"]]
-        pace = {name: Longest(*map(finite, rest)) for name, *rest in state.get("pace", ()) if is_key(name)}
-        stepped_since = None if state["stepped"] is None else at - finite(state["stepped"])
-        self.speed.restore(state["speed"], at)
-        self._pace.stepped_since = stepped_since
-        self._pace.longest = {name: one._replace(ended=at - one.ended) for name, one in pace.items()}
-        self._rows.extend(rows)
-        self._minutes.extend(minutes)
+        known = {name: restored(kind, state[name], at) for name, kind in _SAVED.items()}
+        self._rows.extend(known["rows"])
+        self._minutes.extend(known["minutes"])
+        self._pace.longest = {name: one for name, one in known["pace"].items() if is_key(name)}
+        self._pace.stepped_since = known["stepped"]
+        self.speed.rows.extend(known["speed"])
+        self.speed.slower = known["slower"]
         self._observe_checkpoints()
-
-
-def finite(saved: Any) -> float:
-    """Return a saved number. Raise TypeError or ValueError if it is damaged."""
-    if not math.isfinite(number := float(saved)):
-        raise ValueError(f"{saved!r} is not a finite number")
-    return number
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-def _losses(kinds: Iterable[str], losses: Mapping[str, float]) -> list[float | None]:
-    return [_short(losses[kind]) if kind in losses else None for kind in kinds]
-
-
-def _by_kind(kinds: Iterable[str], saved: Iterable[Any]) -> Mapping[str, float]:
-    return {kind: finite(value) for kind, value in zip(kinds, saved, strict=True) if value is not None}
 
 
 def _quantile(values: list[float], quantile: float) -> float | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import compress
 from statistics import fmean
-from typing import Any
+from typing import NamedTuple
 
-from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, key_of
+from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, key_of
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window
 from rankscope_exporter.diagnosis.facts import DEVICE, RunFacts
-from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
-from rankscope_exporter.diagnosis.history import HIGH, LOWER, History, finite
+from rankscope_exporter.diagnosis.findings import Candidate, Finding
+from rankscope_exporter.diagnosis.history import HIGH, LOWER, History
 from rankscope_exporter.diagnosis.late_set import LEVEL, Ranks, late_sets
 from rankscope_exporter.diagnosis.parts import Key, Lasting, Parts, Span, concerns_only
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -49,6 +49,13 @@ _STATES = {detector.kind: detector for detector in STATES}
 
 Since = Callable[[float], Window]
 """A function that returns the window from a time until now."""
+
+
+class SavedFinding(NamedTuple):
+    """An open finding, and the longest time between two of its events."""
+
+    finding: Finding
+    gap: float
 
 
 @dataclass
@@ -361,12 +368,13 @@ class LossFindings:
         known = self._open[key_of(newest)] = self._open.pop(key)
         known.finding = Finding(replace(newest, ratio=mean), began, at, mean > limits.severe, known.finding.baseline)
 
-    def state(self, at: float) -> list[list[Any]]:
-        """Return the open findings as JSON values, with ages instead of times."""
-        return _to_json(self.open, self._returns, at)
+    @property
+    def saved(self) -> list[SavedFinding]:
+        """Return the open findings, to save them."""
+        return [SavedFinding(finding, self._returns.gap(key)) for key, finding in self.open.items()]
 
-    def restore(self, findings: Iterable[tuple[Finding, float]], at: float) -> None:
-        """Add the restored findings of losses, each with the longest time between two of its events."""
+    def restore(self, findings: Iterable[SavedFinding], at: float) -> None:
+        """Restore the findings of losses."""
         for finding, gap in findings:
             if finding.kind in _DETECTORS:
                 key = key_of(finding.candidate)
@@ -442,50 +450,6 @@ def _is_alive(key: Key, window: Window) -> bool:
     return {one.rank for one in window.run.ranks}.issuperset(ranks)
 
 
-def _to_json(findings: Mapping[Key, Finding], returns: Returns, at: float) -> list[list[Any]]:
-    saved = []
-    for key, one in findings.items():
-        found = one.candidate
-        place, evidence, ages = list(found.place), dict(found.evidence), (at - one.since, at - one.opened)
-        saved.append(
-            [
-                *ages,
-                one.kind,
-                found.ratio,
-                found.cause,
-                place,
-                evidence,
-                one.is_critical,
-                one.baseline,
-                returns.gap(key),
-            ]
-        )
-    return saved
-
-
-def findings_from_json(state: Iterable[Sequence[Any]], at: float) -> list[tuple[Finding, float]]:
-    """Return the findings of a state, each with the longest time between two of its events.
-
-    Raise one of history.UNREADABLE if it is damaged.
-    """
-    return [_from_json(saved, at) for saved in state]
-
-
-def _from_json(saved: Sequence[Any], at: float) -> tuple[Finding, float]:
-    began, opened, kind, ratio, cause, place, evidence, is_critical, baseline, *gap = saved
-    if kind not in KINDS:
-        raise ValueError(f"unknown detector {kind!r}")
-    numbers = {str(name): finite(value) for name, value in dict(evidence).items()}
-    candidate = Candidate(kind, finite(ratio), str(cause), _place(place), numbers)
-    finding = Finding(candidate, at - finite(began), at - finite(opened), bool(is_critical), str(baseline))
-    return finding, max(map(finite, gap), default=0.0)  # earlier versions saved no gap
-
-
-def _place(saved: Sequence[Any]) -> Place:
-    place = Place(*saved)
-    return place._replace(ranks=tuple(map(int, place.ranks)))
-
-
 class StateFindings:
     """The states that are present, and the findings among them."""
 
@@ -532,14 +496,15 @@ class StateFindings:
         """Return the seconds that a present state has lasted."""
         return at - self._seen[key_of(candidate)][0] if candidate.lasted is None else candidate.lasted
 
-    def state(self, at: float) -> list[list[Any]]:
-        """Return the open findings as JSON values, with ages instead of times."""
-        return _to_json(self.open, self._returns, at)
+    @property
+    def saved(self) -> list[SavedFinding]:
+        """Return the open findings, to save them."""
+        return [SavedFinding(finding, self._returns.gap(key)) for key, finding in self.open.items()]
 
-    def restore(self, findings: Iterable[tuple[Finding, float]], at: float) -> None:
-        """Add the restored findings of states, each with the longest time between two of its events."""
+    def restore(self, findings: Iterable[SavedFinding], at: float) -> None:
+        """Restore the findings of states."""
         for finding, gap in findings:
-            if finding.kind not in _DETECTORS:
+            if finding.kind in _STATES:
                 key = key_of(finding.candidate)
                 self.open[key] = finding
                 self._seen[key] = finding.since, at, max(STATE_GAP, AS_LONG * gap)

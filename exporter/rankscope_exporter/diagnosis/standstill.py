@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.facts import WAIT, Stall
 from rankscope_exporter.diagnosis.readings import RankReading, are_stopped
+from rankscope_exporter.diagnosis.saved import Time
 from rankscope_exporter.diagnosis.step_times import longest_step
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.diagnosis.waits import (
@@ -76,7 +77,7 @@ class Longest(NamedTuple):
 
     ever: float
     recent: float
-    ended: float
+    ended: Time
     """When the recent one ended."""
 
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from testing.readings import EARLY, Training, Trial, counting, hang, spend
 
-from rankscope_exporter.diagnosis.history import HIGH, LOWER, UNREADABLE, History
+from rankscope_exporter.diagnosis.history import HIGH, LOWER, History
 from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.diagnosis.saved import UNREADABLE
 
 HOUR = 3600.0
 
@@ -159,10 +160,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
-STATES = (
-    st.fixed_dictionaries({"kinds": JSON, "rows": JSON, "pace": JSON, "minutes": JSON, "stepped": JSON, "speed": JSON})
-    | JSON
-)
+STATES = st.fixed_dictionaries({"rows": JSON, "pace": JSON, "minutes": JSON, "stepped": JSON, "speed": JSON}) | JSON
 
 
 @given(STATES)
@@ -178,8 +176,8 @@ def test_garbage_is_refused_with_an_expected_error_and_changes_nothing(garbage: 
 @pytest.mark.parametrize("value", [10**400, "many", {}, [1.0]])
 @pytest.mark.parametrize("place", ["age", "loss"])
 def test_a_value_that_is_not_a_number_is_refused(value: object, place: str) -> None:
-    rows = [[value if place == "age" else 1.0, 0.0, [value], [None]]]
-    saved = history().state(0.0) | {"kinds": ["data"], "rows": rows}
+    rows = [[value if place == "age" else 1.0, 0.0, {"data": value if place == "loss" else 0.1}, {}]]
+    saved = history().state(0.0) | {"rows": rows}
     with pytest.raises(UNREADABLE):
         history().restore(saved, 0.0)
 

@@ -165,7 +165,7 @@ def test_a_record_with_many_phases_does_not_let_the_pace_grow() -> None:
     for number in range(40):
         trial.train(1, spend(f"phase-{number}", 8.0), spend(f"other-{number}", 8.0, 0))
         trial.train(16)
-    assert {name for name, *_ in trial.judge.history.state(trial.training.now)["pace"]} <= AWAITED
+    assert trial.judge.history.state(trial.training.now)["pace"].keys() <= AWAITED
 
 
 def restarting(rank: int, every: float) -> Adjust:
