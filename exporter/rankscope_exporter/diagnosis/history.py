@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -36,21 +36,30 @@ MORE_BYTES = 1.25
 ROW_BYTES, MINUTE_BYTES = 1200, 250
 
 
+class Loss(NamedTuple):
+    """A loss of the whole run; None if nothing was useful, or no step was made."""
+
+    to_useful: float | None
+    """Per second of useful work."""
+    per_step: float | None
+    """In seconds per step."""
+
+
 class Row(NamedTuple):
-    """The whole run's losses by kind: per second of useful work, and in seconds per step."""
+    """The whole run's losses in a quarter of a minute."""
 
     at: Time
     step_bytes: float
     """Bytes that a rank moves in collectives, per step."""
-    to_useful: Mapping[str, float]
-    per_step: Mapping[str, float]
+    losses: dict[str, Loss]
+    """By kind."""
 
 
 class Part(NamedTuple):
     """The whole run's losses in a part by kind, its useful ratio, and its steps and bytes per second."""
 
     at: float
-    losses: Mapping[str, float]
+    losses: dict[str, float]
     useful: float
     steps_rate: float
     bytes_rate: float
@@ -146,21 +155,19 @@ class History:
 
         A part of a second has one step, or two: its loss per step alone would be wrong by a half.
         """
-        self._parts.append(Part(at, losses, useful, steps_rate, bytes_rate))
+        self._parts.append(Part(at, {**losses}, useful, steps_rate, bytes_rate))
         if at - (self._rows[-1] if self._rows else self._parts[0]).at < self._row_every:
             return
-        to_useful, per_step = {}, {}
+        found = {}
         steps = sum(part.steps_rate for part in self._parts)
         step_bytes = sum(part.bytes_rate for part in self._parts) / steps if steps > 0.0 else 0.0
         for kind in {kind for part in self._parts for kind in part.losses}:
             parts = [part for part in self._parts if kind in part.losses]
             loss = sum(part.losses[kind] for part in parts)
-            if (worked := sum(part.useful for part in parts)) > 0.0:
-                to_useful[kind] = loss / worked
-            if (steps := sum(part.steps_rate for part in parts)) > 0.0:
-                per_step[kind] = loss / steps
+            references = sum(part.useful for part in parts), sum(part.steps_rate for part in parts)
+            found[kind] = Loss(*(rounded(loss / reference) if reference > 0.0 else None for reference in references))
         self._parts.clear()
-        self._rows.append(Row(at, step_bytes, rounded(to_useful), rounded(per_step)))
+        self._rows.append(Row(at, step_bytes, found))
         while at - self._rows[0].at > self._thresholds.baseline_seconds:  # a row may be longer than usual
             self._rows.popleft()
         self._known_quantiles.clear()
@@ -183,31 +190,25 @@ class History:
         """
         rows = [row for row in self._rows if row.at <= before and MORE_BYTES * row.step_bytes >= step_bytes]
         to_useful, per_step = self._quantiles(kind, rows, quantile)
-        known = [
-            None if to_useful is None else to_useful * useful,
-            None if per_step is None else per_step * steps_rate,
-        ]
-        return max((one for one in known if one is not None), default=None)
+        known = (to_useful, useful), (per_step, steps_rate)
+        return max((usual * reference for usual, reference in known if usual is not None), default=None)
 
     def forget(self, kind: str, since: float) -> None:
         """Take the losses of a kind since that time out of its baseline: a fault is not usual."""
-        for number, row in enumerate(self._rows):
-            if row.at >= since and kind in row.to_useful.keys() | row.per_step.keys():
-                useful, step = ({k: v for k, v in one.items() if k != kind} for one in (row.to_useful, row.per_step))
-                self._rows[number] = row._replace(to_useful=useful, per_step=step)
-                self._known_quantiles.clear()
-        for number, part in enumerate(self._parts):
-            if part.at >= since:
-                losses = {name: loss for name, loss in part.losses.items() if name != kind}
-                self._parts[number] = part._replace(losses=losses)
+        for one in chain[Row | Part](self._rows, self._parts):
+            if one.at >= since:
+                one.losses.pop(kind, None)
+        self._known_quantiles.clear()
 
     def _quantiles(self, kind: str, rows: Sequence[Row], quantile: float) -> tuple[float | None, float | None]:
         """Return the quantiles of a loss per useful second and per step. Cached for the same rows."""
         known = kind, tuple(row.at for row in rows), quantile
         if known not in self._known_quantiles:
-            to_useful = [row.to_useful[kind] for row in rows if kind in row.to_useful]
-            per_step = [row.per_step[kind] for row in rows if kind in row.per_step]
-            self._known_quantiles[known] = _quantile(to_useful, quantile), _quantile(per_step, quantile)
+            losses = [row.losses[kind] for row in rows if kind in row.losses]
+            self._known_quantiles[known] = (
+                _quantile([loss.to_useful for loss in losses], quantile),
+                _quantile([loss.per_step for loss in losses], quantile),
+            )
         return self._known_quantiles[known]
 
     def past(self, at: float) -> Past:
@@ -259,7 +260,8 @@ class History:
         self._observe_checkpoints()
 
 
-def _quantile(values: list[float], quantile: float) -> float | None:
-    if len(values) < FEWEST_ROWS:
+def _quantile(values: Iterable[float | None], quantile: float) -> float | None:
+    known = [value for value in values if value is not None]
+    if len(known) < FEWEST_ROWS:
         return None
-    return quantiles(values, n=20, method="inclusive")[round(20 * quantile) - 1]
+    return quantiles(known, n=20, method="inclusive")[round(20 * quantile) - 1]

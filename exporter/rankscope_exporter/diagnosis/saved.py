@@ -35,9 +35,9 @@ def finite(value: Any) -> float:
     return number
 
 
-def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return numbers with six digits, which take less space."""
-    return {name: float(f"{value:.6g}") for name, value in numbers.items()}
+def rounded(number: float) -> float:
+    """Return a number with six digits, which takes less space."""
+    return float(f"{number:.6g}")
 
 
 def _converted(kind: Any, value: Any, at: float, sequence: type[list[Any] | tuple[Any, ...]]) -> Any:
@@ -49,7 +49,7 @@ def _converted(kind: Any, value: Any, at: float, sequence: type[list[Any] | tupl
     inner = get_args(kind)
     if NoneType in inner:
         return None if value is None else _converted(inner[0], value, at, sequence)
-    if get_origin(kind) is Mapping:
+    if get_origin(kind) in (dict, Mapping):
         return {str(name): _converted(inner[1], one, at, sequence) for name, one in dict(value).items()}
     if get_origin(kind) is tuple:
         return sequence(_converted(inner[0], one, at, sequence) for one in value)

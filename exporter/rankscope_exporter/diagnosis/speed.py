@@ -150,8 +150,8 @@ def _row(at: float, run: RunFacts) -> Row:
 
     names = sorted({phase for one in run.ranks for phase in one.step_ratios} - {*OTHER_LOSSES})
     seconds = run.lower_median(_step_seconds) or 0.0
-    own = {phase: of_phase(phase) for phase in names}
-    return Row(at, seconds, rounded(own), rounded(_work(run)), rounded(_state(run)))
+    numbers = {phase: of_phase(phase) for phase in names}, _work(run), _state(run)
+    return Row(at, seconds, *({name: rounded(value) for name, value in one.items()} for one in numbers))
 
 
 def _step_seconds(one: RankFacts) -> float:

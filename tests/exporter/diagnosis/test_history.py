@@ -176,7 +176,7 @@ def test_garbage_is_refused_with_an_expected_error_and_changes_nothing(garbage: 
 @pytest.mark.parametrize("value", [10**400, "many", {}, [1.0]])
 @pytest.mark.parametrize("place", ["age", "loss"])
 def test_a_value_that_is_not_a_number_is_refused(value: object, place: str) -> None:
-    rows = [[value if place == "age" else 1.0, 0.0, {"data": value if place == "loss" else 0.1}, {}]]
+    rows = [[value if place == "age" else 1.0, 0.0, {"data": [value if place == "loss" else 0.1, None]}]]
     saved = history().state(0.0) | {"rows": rows}
     with pytest.raises(UNREADABLE):
         history().restore(saved, 0.0)
