@@ -23,8 +23,9 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 ROW_SECONDS = 15.0
 """Seconds between two rows of the baselines."""
 MINUTE = 60.0
-ROWS, MINUTES = 30, 5
-"""The fewest rows of a baseline, and the fewest minutes over which skipped steps are counted."""
+ROWS, MINUTES, LONG = 30, 5, 6
+"""The fewest rows of a baseline, the minutes over which skipped steps are counted, and the multiple of the baseline's
+time over which checkpoints are counted as well: they may be hours apart."""
 FEWEST_ROWS = 4
 """The fewest rows that have a quartile. The first steps of a run are not usual: they compile, warm up or load."""
 BASELINE_AFTER = 1 / 6
@@ -94,12 +95,12 @@ class History:
         self.speed = speed.Speed(thresholds)
         self._row_every = min(ROW_SECONDS, thresholds.baseline_seconds / ROWS)
         self._baseline_after = BASELINE_AFTER * thresholds.baseline_seconds
-        self._minute = min(MINUTE, thresholds.amp_seconds / MINUTES, thresholds.checkpoint_seconds / ROWS)
+        self._minute = min(MINUTE, thresholds.baseline_seconds / ROWS)
         self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / self._row_every))
         self._parts: list[Part] = []
         """Since the newest row."""
         self._known_quantiles: dict[tuple[str, tuple[float, ...], float], tuple[float | None, float | None]] = {}
-        self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / self._minute) + 1)
+        self._minutes: deque[Minute] = deque(maxlen=int(LONG * thresholds.baseline_seconds / self._minute) + 1)
         self._checkpoint = 0.0
         self._activity = Activity(thresholds.idle)
         self._pace = Pace(thresholds)
@@ -145,8 +146,8 @@ class History:
         self._observe_checkpoints()
 
     def _observe_checkpoints(self) -> None:
-        spans = self._thresholds.checkpoint_seconds, self._thresholds.checkpoint_long_seconds
-        self._checkpoint = max(map(self._checkpoint_ratio, spans))
+        span = self._thresholds.baseline_seconds
+        self._checkpoint = max(self._checkpoint_ratio(span), self._checkpoint_ratio(LONG * span))
 
     def add(
         self, at: float, losses: Mapping[str, float], useful: float, steps_rate: float, bytes_rate: float = 0.0
@@ -213,7 +214,7 @@ class History:
 
     def past(self, at: float) -> Past:
         """Return the history that state detectors read."""
-        span = self._thresholds.amp_seconds + self._minute
+        span = (MINUTES + 1) * self._minute
         recent = list(takewhile(lambda minute: at - minute.at <= span, reversed(self._minutes)))
         skips = sum(max(new.amp_skips - old.amp_skips, 0.0) for new, old in pairwise(recent))
         return Past(

@@ -199,7 +199,7 @@ class LossFindings:
             for group in self._parts.peers.groups:
                 waits = span.waits(SETS, group)
                 left = {rank: wait for rank, wait in waits.items() if rank not in self._parts.peers.late}
-                for ranks in late_sets(left, limits.loss, limits.idle_gpus, is_first=len(left) == len(waits)):
+                for ranks in late_sets(left, limits.loss, limits.allowance, is_first=len(left) == len(waits)):
                     if steady := tuple(rank for rank in self._steady(ranks, span) if rank not in named):
                         yield SETS, steady
 

@@ -5,7 +5,7 @@
 The lag is a ratio of the step, in steps without a planned phase. Ranks that do the same work are compared: those of
 the same group and, in a pipeline, of the same stage. Their mean waits are split at the largest gap
 (`diagnosis/late_set.py`): those that wait less are the late ranks, one or most of them, and one finding. It counts if
-the others' wait is more than `idle_gpus` of the GPU time: one fast rank of many is no fault.
+the others' wait is more than `allowance` of the GPU time: one fast rank of many is no fault.
 
 - `straggler`: late ranks that wait least in each step. They are named by the smallest place that has all of them and
   no other rank: a GPU, a node, or a place in the layout (context, tensor or expert parallel). If both have the same
@@ -84,7 +84,7 @@ def sets(run: RunFacts, thresholds: Thresholds, known: Collection[int] = ()) -> 
     for members in run.peers.values():
         waits = {one.rank: run.skews[one.rank] for one in members if one.rank in run.skews}
         left = {rank: wait for rank, wait in waits.items() if rank not in known}
-        yield from late_sets(left, thresholds.loss, thresholds.idle_gpus, is_first=len(left) == len(waits))
+        yield from late_sets(left, thresholds.loss, thresholds.allowance, is_first=len(left) == len(waits))
 
 
 def explain(window: Window, ranks: Ranks) -> Candidate | None:
@@ -205,7 +205,7 @@ def _is_throttled(one: RankFacts, others: Sequence[RankFacts], thresholds: Thres
     if throttled - min(ratio for ratio, _ in peers) > thresholds.throttled:
         return True
     highest = max((clock for _, clock in peers if clock), default=0.0)
-    return throttled > thresholds.throttled and (clock or 1.0) < thresholds.throttled_clock * highest
+    return throttled > thresholds.throttled and (clock or 1.0) < (1.0 - thresholds.loss) * highest
 
 
 def _aggregates(
@@ -291,7 +291,7 @@ def explain_in_turn(window: Window, _ranks: None) -> Candidate | None:
     run, thresholds = window.run, window.thresholds
     ratio, late = mean_skew(run), data.late_phase(run)
     least = _mean_of_others(run, lambda waits: len(waits) * min(waits))
-    if ratio - least > thresholds.rotating * ratio:
+    if least < thresholds.single * ratio:
         return None
     if late == "data_wait" and data.measure(window).get(None, 0.0) > thresholds.loss + thresholds.allowance:
         return None
