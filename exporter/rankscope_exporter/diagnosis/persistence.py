@@ -15,12 +15,10 @@ from rankscope_exporter.diagnosis.facts import DEVICE, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Finding
 from rankscope_exporter.diagnosis.history import HIGH, LOWER, History
 from rankscope_exporter.diagnosis.late_set import LEVEL, Ranks, late_sets
-from rankscope_exporter.diagnosis.parts import Key, Lasting, Parts, Span, concerns_only
+from rankscope_exporter.diagnosis.parts import Column, Key, Lasting, Parts, Span, concerns_only
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
-USEFUL: Key = ("useful", None)
-STEPS_RATE: Key = ("steps_rate", None)
-BYTES_RATE: Key = ("bytes_rate", None)
+USEFUL, STEPS_RATE, BYTES_RATE = "useful", "steps_rate", "bytes_rate"
 """The references for losses: the useful work of each part, its steps and its bytes in collectives per second."""
 
 STATE_GAP, STATE_GAP_RATIO = 5.0, 0.1
@@ -97,10 +95,7 @@ class LossFindings:
     @property
     def named(self) -> Collection[int]:
         """Return the ranks that an open finding names as late."""
-        return {rank for ranks in self._sets() for rank in ranks}
-
-    def _sets(self) -> Iterator[Ranks]:
-        return (ranks for _, ranks in self._open if isinstance(ranks, tuple))
+        return {rank for _, ranks in self._open for rank in ranks}
 
     @property
     def shortest(self) -> Span | None:
@@ -130,23 +125,25 @@ class LossFindings:
         """Measure the losses of the newest part."""
         self._part = part
         self._began = at - seconds if self._began is None else self._began
-        losses: dict[Key, float] = {}
+        losses: dict[Column, float] = {}
         is_unmeasured = _is_between_measured_steps(part.run)
         for detector in LOSSES:
             if not (is_unmeasured and detector.is_on_device):
-                losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
+                found = detector.measure(part)
+                by_rank = found if isinstance(found, Mapping) else {None: found}
+                losses |= {(detector.kind, rank): loss for rank, loss in by_rank.items() if loss is not None}
         useful, steps = part.lost.get("none", 0.0), part.run.device_steps
         steps_rate = steps / part.run.seconds
-        found = {kind for kind, _ in self._open}
+        kinds = {kind for kind, _ in self._open}
         of_run = {
             kind: loss
             for (kind, rank), loss in losses.items()
-            if rank is None and found.isdisjoint(_DETECTORS[kind].unusual_in)
+            if rank is None and kinds.isdisjoint(_DETECTORS[kind].unusual_in)
         }
         references = {USEFUL: useful, STEPS_RATE: steps_rate, BYTES_RATE: part.run.bytes_rate}
         self._history.add(at, of_run, *references.values())
         if not is_unmeasured:  # what is usual is unknown, too
-            losses |= references
+            losses |= {(name, None): value for name, value in references.items()}
         rivals = [[(SETS, one.rank) for one in members] for members in part.run.peers.values()]
         compared = max((one.spent.aligned.seconds for one in part.run.ranks), default=0.0)
         is_known = any(kind == SETS for kind, _ in losses)
@@ -159,9 +156,8 @@ class LossFindings:
             return
         self._parts.peers.late = self._still_late(shortest)
         usual, self.usual = self.usual, None
-        for key in dict.fromkeys((*self._late_sets(), *self._parts.keys, *self._open)):
-            if key[0] not in _DETECTORS or isinstance(key[1], int):
-                continue
+        of_run = ((kind, ()) for kind, rank in self._parts.columns if rank is None and kind in _DETECTORS)
+        for key in dict.fromkeys((*self._late_sets(), *of_run, *self._open)):
             mean = self._mean(key, shortest)
             if key not in self._open and (mean is None or mean <= self._thresholds.loss):
                 continue  # no allowance is negative
@@ -185,7 +181,7 @@ class LossFindings:
         """Return the ranks of open findings that are late now."""
         limits, peers, found = self._thresholds, self._parts.peers, set[int]()
         peers.late = self.named
-        for ranks in self._sets():
+        for _, ranks in self._open:
             waits, others = (shortest.waits(SETS, of) for of in (ranks, peers.others(ranks)))
             lags = {rank: fmean(others.values()) - wait for rank, wait in waits.items()} if others else {}
             least = max(limits.release * limits.loss, LEVEL * max(lags.values(), default=0.0))
@@ -197,9 +193,8 @@ class LossFindings:
         limits, named = self._thresholds, self.named
         for span in self._spans():
             for group in self._parts.peers.groups:
-                waits = span.waits(SETS, group)
-                left = {rank: wait for rank, wait in waits.items() if rank not in self._parts.peers.late}
-                for ranks in late_sets(left, limits.loss, limits.allowance, is_first=len(left) == len(waits)):
+                waits, late = span.waits(SETS, group), self._parts.peers.late
+                for ranks in late_sets(waits, limits.loss, limits.allowance, late):
                     if steady := tuple(rank for rank in self._steady(ranks, span) if rank not in named):
                         yield SETS, steady
 
@@ -233,7 +228,7 @@ class LossFindings:
         if key in self._open or mean - self._healthy(detector) <= self._thresholds.loss:
             return None
         self._looked = at
-        found = detector.explain(since([*self._spans()][-1].begins), None)
+        found = detector.explain(since([*self._spans()][-1].begins), ())
         return found if found and _is_usual(detector, found) else None
 
     def _healthy(self, detector: LossDetector) -> float:
@@ -246,7 +241,7 @@ class LossFindings:
         What was found before is over, and does not count again.
         """
         ended_at = self._returns.ended_at(key)
-        ranks = self._parts.peers.still_late(key[1]) if isinstance(key[1], tuple) else ()
+        ranks = self._parts.peers.still_late(key[1])
         for one in self._parts.lasting(key, allowance):
             is_chance = one.chance >= self._thresholds.chance * min(one.span.seconds / CHANCE_SECONDS, 1.0)
             is_reached = one.span.begins >= ended_at and not is_chance and self._exceeds(key, one, allowance)
@@ -287,8 +282,8 @@ class LossFindings:
         return max(by_chance, min(allowance, limits.uneven_allowance))
 
     def _baseline(self, key: Key, before: float, shortest: Span, quantile: float) -> float | None:
-        useful, steps_rate = shortest.median(USEFUL), shortest.steps_rate()
-        bytes_rate, of_all = (shortest.mean(rate) or 0.0 for rate in (BYTES_RATE, STEPS_RATE))
+        useful, steps_rate = shortest.median((USEFUL, ())), shortest.steps_rate()
+        bytes_rate, of_all = (shortest.mean((rate, ())) or 0.0 for rate in (BYTES_RATE, STEPS_RATE))
         step_bytes = bytes_rate / of_all if of_all else 0.0
         return self._history.baseline(key[0], before, useful, steps_rate, quantile, step_bytes)
 
@@ -330,12 +325,12 @@ class LossFindings:
         span = self._parts.span(PERIODS * self._returns.gap(key)) or shortest
         span = span if span.begins < shortest.begins else shortest
         mean, window = self._mean(key, span), since(span.begins)
-        is_unknown = mean is None and (key in self._parts.keys or isinstance(key[1], tuple))
+        is_unknown = mean is None and (bool(key[1]) or (key[0], None) in self._parts.columns)
         if is_unknown and at - known.above <= UNKNOWN_SECONDS:
             return
         is_above = loss >= limits.release * limits.loss
         is_explained = is_above and mean is not None and _is_alive(key, window)
-        ranks = self._parts.peers.still_late(key[1]) if isinstance(key[1], tuple) else key[1]
+        ranks = self._parts.peers.still_late(key[1])
         newest = _DETECTORS[key[0]].explain(window, ranks) if is_explained else None
         if newest and _is_contradicted(finding, newest, window):
             lasting = next((one for one in self._reached(key, 0.0) if one.span.begins >= shortest.begins), None)
@@ -393,9 +388,8 @@ class Returns:
 
     def ended_at(self, key: Key) -> float:
         """Return the end of the earlier finding, or of the last one about any of the same ranks."""
-        (kind, ranks), ended = key, self._ended.items()
-        own = {*ranks} if isinstance(ranks, tuple) else {ranks}
-        same = (at for (one, of), (_, at) in ended if one == kind and own & ({*of} if isinstance(of, tuple) else {of}))
+        kind, ranks = key
+        same = (at for (one, of), (_, at) in self._ended.items() if one == kind and (of == ranks or {*of} & {*ranks}))
         return max(same, default=-math.inf)
 
     def forget(self, ranks: Collection[int]) -> None:
@@ -446,8 +440,7 @@ def _is_between_measured_steps(run: RunFacts) -> bool:
 
 
 def _is_alive(key: Key, window: Window) -> bool:
-    ranks = key[1] if isinstance(key[1], tuple) else ()
-    return {one.rank for one in window.run.ranks}.issuperset(ranks)
+    return {one.rank for one in window.run.ranks}.issuperset(key[1])
 
 
 class StateFindings:

@@ -29,4 +29,5 @@ ONE_PER_RUN = {one.kind for one in DETECTORS if one.is_one_per_run}
 def key_of(candidate: Candidate) -> Key:
     """Return the key that stays the same while the candidate lasts."""
     place = candidate.place
-    return candidate.kind, None if candidate.kind in ONE_PER_RUN else place.ranks or place.rank
+    ranks = place.ranks or (() if place.rank is None else (place.rank,))
+    return candidate.kind, () if candidate.kind in ONE_PER_RUN else ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rankscope_exporter.diagnosis.facts import RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Place
@@ -46,11 +46,11 @@ class Detector:
 class LossDetector(Detector):
     """A loss detector: pure functions of a window."""
 
-    measure: Callable[[Window], Mapping[Any, float]]
-    """Returns the loss of the whole run (key None), or what the loss of sets of ranks follows from, by rank. An unknown
-    value is absent."""
-    explain: Callable[[Window, Any], Candidate | None]
-    """Gets the ranks of a set, or None. Returns the cause after the loss has lasted for the window; None if it belongs
+    measure: Callable[[Window], float | Mapping[int, float] | None]
+    """Returns the loss of the whole run, or what the loss of sets of ranks follows from, by rank; None if it is
+    unknown."""
+    explain: Callable[[Window, Ranks], Candidate | None]
+    """Gets the ranks of a set, or none. Returns the cause after the loss has lasted for the window; None if it belongs
     to another detector."""
     allowance: Callable[[Window], float] | None = None
     """Returns the part that a healthy run has as well, from the newest part of the run; it is not counted as a loss."""
@@ -74,11 +74,6 @@ class LossDetector(Detector):
 def place(now: RankReading) -> Place:
     """Return the place of a rank."""
     return Place(now.rank, now.group, now.node, now.gpu.index if now.gpu else "", now.uuid)
-
-
-def whole_run(value: float | None) -> Mapping[int | None, float]:
-    """Return the loss of a whole run as `measure` does."""
-    return {} if value is None else {None: value}
 
 
 def default_allowance(window: Window) -> float:
