@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain, pairwise, takewhile
+from itertools import pairwise, takewhile
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -47,23 +47,13 @@ class Loss(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The whole run's losses in a quarter of a minute."""
+    """The whole run's losses in a quarter of a minute: a part of a second has one step, or two."""
 
     at: Time
     step_bytes: float
     """Bytes that a rank moves in collectives, per step."""
     losses: dict[str, Loss]
     """By kind."""
-
-
-class Part(NamedTuple):
-    """The whole run's losses in a part by kind, its useful ratio, and its steps and bytes per second."""
-
-    at: float
-    losses: dict[str, float]
-    useful: float
-    steps_rate: float
-    bytes_rate: float
 
 
 class Minute(NamedTuple):
@@ -93,12 +83,10 @@ class History:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self.speed = speed.Speed(thresholds)
-        self._row_every = min(ROW_SECONDS, thresholds.baseline_seconds / ROWS)
+        self.row_seconds = min(ROW_SECONDS, thresholds.baseline_seconds / ROWS)
         self._baseline_after = BASELINE_AFTER * thresholds.baseline_seconds
         self._minute = min(MINUTE, thresholds.baseline_seconds / ROWS)
-        self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / self._row_every))
-        self._parts: list[Part] = []
-        """Since the newest row."""
+        self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / self.row_seconds))
         self._known_quantiles: dict[tuple[str, tuple[float, ...], float], tuple[float | None, float | None]] = {}
         self._minutes: deque[Minute] = deque(maxlen=int(LONG * thresholds.baseline_seconds / self._minute) + 1)
         self._checkpoint = 0.0
@@ -107,7 +95,7 @@ class History:
 
     def kept_bytes(self) -> int:
         """Return about how much memory it takes."""
-        return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes) + self.speed.kept_bytes()
+        return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes) + speed.ROW_BYTES * len(self.speed.rows)
 
     @property
     def stands_still(self) -> bool:
@@ -149,26 +137,19 @@ class History:
         span = self._thresholds.baseline_seconds
         self._checkpoint = max(self._checkpoint_ratio(span), self._checkpoint_ratio(LONG * span))
 
+    def is_row_due(self, at: float) -> bool:
+        """Return whether the newest row is old enough for another one."""
+        return not self._rows or at - self._rows[-1].at >= self.row_seconds
+
     def add(
         self, at: float, losses: Mapping[str, float], useful: float, steps_rate: float, bytes_rate: float = 0.0
     ) -> None:
-        """Add the whole run's losses in a part, by kind. A row is the mean of the parts since the one before.
-
-        A part of a second has one step, or two: its loss per step alone would be wrong by a half.
-        """
-        self._parts.append(Part(at, {**losses}, useful, steps_rate, bytes_rate))
-        if at - (self._rows[-1] if self._rows else self._parts[0]).at < self._row_every:
-            return
-        found = {}
-        steps = sum(part.steps_rate for part in self._parts)
-        step_bytes = sum(part.bytes_rate for part in self._parts) / steps if steps > 0.0 else 0.0
-        for kind in {kind for part in self._parts for kind in part.losses}:
-            parts = [part for part in self._parts if kind in part.losses]
-            loss = sum(part.losses[kind] for part in parts)
-            references = sum(part.useful for part in parts), sum(part.steps_rate for part in parts)
-            found[kind] = Loss(*(rounded(loss / reference) if reference > 0.0 else None for reference in references))
-        self._parts.clear()
-        self._rows.append(Row(at, step_bytes, found))
+        """Add a row: the whole run's losses by kind, and its useful ratio, steps and bytes per second."""
+        found = {
+            kind: Loss(*(rounded(loss / reference) if reference > 0.0 else None for reference in (useful, steps_rate)))
+            for kind, loss in losses.items()
+        }
+        self._rows.append(Row(at, bytes_rate / steps_rate if steps_rate > 0.0 else 0.0, found))
         while at - self._rows[0].at > self._thresholds.baseline_seconds:  # a row may be longer than usual
             self._rows.popleft()
         self._known_quantiles.clear()
@@ -196,9 +177,9 @@ class History:
 
     def forget(self, kind: str, since: float) -> None:
         """Take the losses of a kind since that time out of its baseline: a fault is not usual."""
-        for one in chain[Row | Part](self._rows, self._parts):
-            if one.at >= since:
-                one.losses.pop(kind, None)
+        for row in self._rows:
+            if row.at >= since:
+                row.losses.pop(kind, None)
         self._known_quantiles.clear()
 
     def _quantiles(self, kind: str, rows: Sequence[Row], quantile: float) -> tuple[float | None, float | None]:

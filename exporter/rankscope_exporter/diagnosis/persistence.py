@@ -132,22 +132,28 @@ class LossFindings:
                 found = detector.measure(part)
                 by_rank = found if isinstance(found, Mapping) else {None: found}
                 losses |= {(detector.kind, rank): loss for rank, loss in by_rank.items() if loss is not None}
-        useful, steps = part.lost.get("none", 0.0), part.run.device_steps
-        steps_rate = steps / part.run.seconds
-        kinds = {kind for kind, _ in self._open}
-        of_run = {
-            kind: loss
-            for (kind, rank), loss in losses.items()
-            if rank is None and kinds.isdisjoint(_DETECTORS[kind].unusual_in)
-        }
-        references = {USEFUL: useful, STEPS_RATE: steps_rate, BYTES_RATE: part.run.bytes_rate}
-        self._history.add(at, of_run, *references.values())
+        steps = part.run.device_steps
         if not is_unmeasured:  # what is usual is unknown, too
-            losses |= {(name, None): value for name, value in references.items()}
+            losses |= {
+                (USEFUL, None): part.lost.get("none", 0.0),
+                (STEPS_RATE, None): steps / part.run.seconds,
+                (BYTES_RATE, None): part.run.bytes_rate,
+            }
         rivals = [[(SETS, one.rank) for one in members] for members in part.run.peers.values()]
         compared = max((one.spent.aligned.seconds for one in part.run.ranks), default=0.0)
         is_known = any(kind == SETS for kind, _ in losses)
         self._parts.add(at, seconds, steps, losses, rivals, compared or is_known * seconds)
+        if self._history.is_row_due(at):
+            self._add_row(at)
+
+    def _add_row(self, at: float) -> None:
+        """Add the losses of the newest parts to the history, without those that an open finding makes unusual."""
+        span, found = self._parts.span(self._history.row_seconds), {kind for kind, _ in self._open}
+        if span is None or (useful := span.mean((USEFUL, ()))) is None:
+            return
+        usual = (kind for kind, detector in _DETECTORS.items() if found.isdisjoint(detector.unusual_in))
+        losses = {kind: mean for kind in usual if (mean := span.mean((kind, ()))) is not None}
+        self._history.add(at, losses, useful, *(span.mean((rate, ())) or 0.0 for rate in (STEPS_RATE, BYTES_RATE)))
 
     def update(self, at: float, since: Since) -> None:
         """Open and close findings."""
@@ -337,8 +343,9 @@ class LossFindings:
             is_above = lasting is not None  # else its own fault is over, and what is left is small
             window = since(lasting.span.begins) if lasting else window
             newest = _DETECTORS[key[0]].explain(window, ranks) if lasting else None
-            if newest and _is_contradicted(finding, newest, window):
-                self._begin_again(at, key, newest, shortest)
+            if lasting and newest and _is_contradicted(finding, newest, window):
+                del self._open[key]  # another fault goes on
+                self._begin(at, (key[0], ranks), lasting, 0.0, since)
                 return
         if is_above:
             if known.is_quiet and at - known.above > limits.release_seconds:
@@ -354,14 +361,6 @@ class LossFindings:
             evidence |= {name: value for name, value in (newest.evidence if newest else {}).items() if name in evidence}
             candidate = replace(finding.candidate, ratio=mean, evidence=evidence)
             known.finding = replace(finding, candidate=candidate, is_critical=is_critical)
-
-    def _begin_again(self, at: float, key: Key, newest: Candidate, shortest: Span) -> None:
-        """Replace an open finding by one with another cause: its own fault is over, and another one goes on."""
-        limits = self._thresholds
-        mean = shortest.mean(key) or newest.ratio
-        began = shortest.rise(key, (limits.limit(shortest.seconds) + mean) / 2).begins
-        known = self._open[key_of(newest)] = self._open.pop(key)
-        known.finding = Finding(replace(newest, ratio=mean), began, at, mean > limits.severe, known.finding.baseline)
 
     @property
     def saved(self) -> list[SavedFinding]:

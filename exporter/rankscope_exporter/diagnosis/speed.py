@@ -82,10 +82,6 @@ class Speed:
         self._steps = math.inf
         self.slower: Slower | None = None
 
-    def kept_bytes(self) -> int:
-        """Return about how much memory it takes."""
-        return ROW_BYTES * len(self.rows)
-
     def forget(self) -> None:
         """Drop the past, because the ranks' processes have changed."""
         self.rows.clear()
