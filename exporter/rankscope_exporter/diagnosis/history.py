@@ -6,7 +6,7 @@ All of it is bounded and can be saved: `state` returns JSON values, and `restore
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from statistics import quantiles
 from typing import Any, NamedTuple
@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 from rankscope_exporter.diagnosis import speed
 from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
-from rankscope_exporter.diagnosis.facts import Stall
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.saved import Time, restored, rounded, saved
-from rankscope_exporter.diagnosis.standstill import Longest, Pace, is_key
+from rankscope_exporter.diagnosis.standstill import Longest, Pace
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 ROW_SECONDS = 15.0
@@ -91,21 +90,11 @@ class History:
         self._minutes: deque[Minute] = deque(maxlen=int(LONG * thresholds.baseline_seconds / self._minute) + 1)
         self._checkpoint = 0.0
         self._activity = Activity(thresholds.idle)
-        self._pace = Pace(thresholds)
+        self.pace = Pace(thresholds)
 
     def kept_bytes(self) -> int:
         """Return about how much memory it takes."""
         return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes) + speed.ROW_BYTES * len(self.speed.rows)
-
-    @property
-    def stands_still(self) -> bool:
-        """Return whether no rank makes progress."""
-        return self._pace.standstill is not None
-
-    @property
-    def stalls(self) -> Collection[Stall]:
-        """Return the newest standstills that have ended."""
-        return self._pace.stalls
 
     @property
     def has_baseline(self) -> bool:
@@ -117,7 +106,7 @@ class History:
         ranks = tuple(ranks)
         if not ranks:
             return
-        self._pace.observe(at, ranks, tuple(ended))
+        self.pace.observe(at, ranks, tuple(ended))
         self._activity.observe(at, ranks)
         if self._minutes and at - self._minutes[-1].at < self._minute:
             return
@@ -199,9 +188,9 @@ class History:
         recent = list(takewhile(lambda minute: at - minute.at <= span, reversed(self._minutes)))
         skips = sum(max(new.amp_skips - old.amp_skips, 0.0) for new, old in pairwise(recent))
         return Past(
-            standstill=self._pace.standstill,
-            pace=self._pace.limits(at),
-            shortest_limit=self._pace.shortest_limit,
+            standstill=self.pace.standstill,
+            pace=self.pace.limits(at),
+            shortest_limit=self.pace.shortest_limit,
             checkpoint_ratio=self._checkpoint,
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
             amp_skips=skips,
@@ -223,8 +212,8 @@ class History:
         known = {
             "rows": self._rows,
             "minutes": self._minutes,
-            "pace": self._pace.longest,
-            "stepped": self._pace.stepped_since,
+            "pace": self.pace.longest,
+            "stepped": self.pace.stepped_since,
             "speed": self.speed.rows,
             "slower": self.speed.slower,
         }
@@ -235,8 +224,8 @@ class History:
         known = {name: restored(kind, state[name], at) for name, kind in _SAVED.items()}
         self._rows.extend(known["rows"])
         self._minutes.extend(known["minutes"])
-        self._pace.longest = {name: one for name, one in known["pace"].items() if is_key(name)}
-        self._pace.stepped_since = known["stepped"]
+        self.pace.longest = known["pace"]
+        self.pace.stepped_since = known["stepped"]
         self.speed.rows.extend(known["speed"])
         self.speed.slower = known["slower"]
         self._observe_checkpoints()

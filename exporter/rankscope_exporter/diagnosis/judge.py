@@ -246,7 +246,7 @@ class RunJudge:
             if is_compared or now.counters.steps == then.counters.steps:
                 has_compared = True  # skipped steps are not compared
         is_any_compared = any(one.counters.aligned.steps for one in readings.values())
-        is_awaited = at - begin <= MAX_SECONDS_WITHOUT_ALIGNED or self.history.stands_still
+        is_awaited = at - begin <= MAX_SECONDS_WITHOUT_ALIGNED or self.history.pace.standstill is not None
         return has_compared or not is_any_compared or not is_awaited
 
     def _end_part(self, at: float, readings: Readings) -> None:
@@ -270,7 +270,7 @@ class RunJudge:
     def _window(self, before: Readings, readings: Readings) -> Window:
         if known := self._windows.get((id(before), id(readings))):
             return known
-        facts = compare(self.run, before, readings, self.history.stalls)
+        facts = compare(self.run, before, readings, self.history.pace.stalls)
         is_stuck = self._states.is_hung or are_stopped(before.values()) or are_stopped(readings.values())
         losses = lost.lost(facts, self._thresholds, is_stuck=is_stuck)
         window = self._windows[id(before), id(readings)] = Window(facts, losses, self._thresholds)

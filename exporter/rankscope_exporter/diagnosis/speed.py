@@ -154,7 +154,7 @@ def _step_seconds(one: RankFacts) -> float:
     aligned = one.spent.aligned
     if aligned.steps:
         return aligned.seconds / aligned.steps
-    return one.seconds * (1.0 - one.planned_ratio) / one.spent.iterations
+    return one.unplanned_seconds / one.spent.iterations
 
 
 def _work(run: RunFacts) -> Numbers:

@@ -219,12 +219,6 @@ def key(awaited: str, rank: int) -> str:
     return f"{awaited} {rank}"
 
 
-def is_key(name: str) -> bool:
-    """Return whether a pace may have this name."""
-    awaited, _, rank = name.partition(" ")
-    return awaited in AWAITED and (not rank or rank.isdecimal())
-
-
 def _awaited(one: RankReading, phase: str, *, has_waiting: bool) -> str:
     """Return what a run waits for if it waits for this rank."""
     is_known = phase in phases.NAMES and phase != OTHER

@@ -219,7 +219,7 @@ def test_a_hang_lengthens_the_limit_of_its_own_rank_alone() -> None:
 
 
 def test_the_paces_of_a_run_are_limited() -> None:
-    pace = Trial(Training(2)).trained(330).judge.history._pace
+    pace = Trial(Training(2)).trained(330).judge.history.pace
     pace._waited = {("backward", rank): 100.0 for rank in range(1000)}
     pace._end(400.0, ())
     assert len(pace.longest) <= PACES
