@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.facts import WAIT, Stall
 from rankscope_exporter.diagnosis.readings import RankReading, are_stopped
+from rankscope_exporter.diagnosis.saved import Time
 from rankscope_exporter.diagnosis.step_times import longest_step
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.diagnosis.waits import (
@@ -78,7 +79,7 @@ class Longest(NamedTuple):
 
     ever: float
     recent: float
-    ended: float
+    ended: Time
     """When the recent one ended."""
 
 
@@ -218,12 +219,6 @@ class Pace:
 def key(awaited: str, rank: int) -> str:
     """Return the name of the pace of what the run waits for while it waits for this rank."""
     return f"{awaited} {rank}"
-
-
-def is_key(name: str) -> bool:
-    """Return whether a pace may have this name."""
-    awaited, _, rank = name.partition(" ")
-    return awaited in AWAITED and (not rank or rank.isdecimal())
 
 
 def _awaited(one: RankReading, phase: str, *, has_waiting: bool) -> str:

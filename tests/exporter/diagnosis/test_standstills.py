@@ -177,7 +177,7 @@ def test_a_record_with_many_phases_does_not_let_the_pace_grow() -> None:
     for number in range(40):
         trial.train(1, spend(f"phase-{number}", 8.0), spend(f"other-{number}", 8.0, 0))
         trial.train(16)
-    assert {name for name, *_ in trial.judge.history.state(trial.training.now)["pace"]} <= AWAITED
+    assert trial.judge.history.state(trial.training.now)["pace"].keys() <= AWAITED
 
 
 def restarting(rank: int, every: float) -> Adjust:
@@ -231,7 +231,7 @@ def test_a_hang_lengthens_the_limit_of_its_own_rank_alone() -> None:
 
 
 def test_the_paces_of_a_run_are_limited() -> None:
-    pace = Trial(Training(2)).trained(330).judge.history._pace
+    pace = Trial(Training(2)).trained(330).judge.history.pace
     pace._waited = {("backward", rank): 100.0 for rank in range(1000)}
     pace._end(400.0, ())
     assert len(pace.longest) <= PACES

@@ -143,7 +143,7 @@ def _planned_limit(phase: str, past: Past, thresholds: Thresholds) -> float:
 
 DETECTORS = (
     StateDetector(
-        (KIND,),
+        KIND,
         detect,
         is_critical=True,
         stops_run=True,
