@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from rankscope_exporter.analyzer.metrics import METRICS as ANALYZER_METRICS
 from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.gpu.collector import GPU_LABELS, Gpu, Tick
 from rankscope_exporter.gpu.collectors.xid import WELL_KNOWN
@@ -144,6 +145,13 @@ Read from the node's sysfs. A port is named by its adapter (`mlx5_3`; `mlx5_0/2`
 
 {exporter}
 
+## The analyzer
+
+`rankscope-exporter --analyze TARGETS` serves these, and of the runs that it judges the metrics of
+[runs and findings](#runs-and-findings-labels-run-owner).
+
+{analyzer}
+
 ## Number of series
 
 For one GPU, by collector (`--no-collector.NAME` disables one). Collectors that are off by default are in parentheses:
@@ -174,6 +182,7 @@ def reference() -> str:
         network=_table(Network.metrics, ("port",)),
         findings=_table(Findings.metrics, RUN_LABELS),
         exporter=_table(EXPORTER_METRICS, ()),
+        analyzer=_table(ANALYZER_METRICS, ("run", "owner")),
         budget=_budget({name: series_of(model) for name, model in MODELS.items()}),
     )
 

@@ -32,10 +32,11 @@ class JudgedJob:
         ranks: int = 4,
         gpus: Callable[[float], Mapping[str, RankGpu]] = lambda _at: {},
         state_dir: Path | None = None,
+        job: Job | None = None,
         **labels: Any,
     ) -> None:
         labels = {"world_size": str(ranks), "group": f"0-{ranks - 1}", "node": "node-a", **labels}
-        self.job = Job(directory, ranks, **labels)
+        self.job = job or Job(directory, ranks, **labels)
         self._directory = RunDirectory([directory])
         self._gpus, self._settings = gpus, FindingFlags(state_dir=state_dir)
         self.start_exporter()

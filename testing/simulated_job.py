@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +60,15 @@ class Job:
 
     def __init__(self, directory: Path, ranks: int = 4, start: float = 1000.0, **labels: object) -> None:
         self.ranks = [SimulatedRank(directory, rank, start, **labels) for rank in range(ranks)]
+
+    @classmethod
+    def on_nodes(cls, directories: Sequence[Path], ranks: int = 4, start: float = 1000.0, **labels: object) -> Job:
+        """Return a job with equally many ranks in each of the directories, which are nodes and have their names."""
+        job = cls(directories[0], 0)
+        for rank in range(ranks):
+            directory = directories[rank * len(directories) // ranks]
+            job.ranks.append(SimulatedRank(directory, rank, start, **{"node": directory.name, **labels}))
+        return job
 
     def run(self, steps: int, plan: Plan, transfer: float = TRANSFER, after: Plan = lambda _s, _r: {}) -> Job:
         """Make these steps. Return this job."""

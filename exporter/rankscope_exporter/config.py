@@ -18,6 +18,7 @@ from pathlib import Path
 from rankscope import __version__
 from rankscope.record.text import LABEL_LIMIT, is_name
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR, default_run_dirs
+from rankscope_exporter.analyzer.settings import AnalyzerFlags
 from rankscope_exporter.flags import add_flags, flag
 from rankscope_exporter.gpu.collectors.allocation import AllocationFlags
 from rankscope_exporter.ranks.collectors.alignment import AlignmentFlags
@@ -40,7 +41,8 @@ examples:
   rankscope-exporter                                   all GPUs and ranks, on port 10417
   rankscope-exporter --simulate 8                      eight simulated GPUs: needs neither GPU nor driver
   rankscope-exporter --no-collector.xid --run-dir /mnt/run
-pages: / (status), /metrics, /api/v1/runs, /-/healthy, /-/ready
+  rankscope-exporter --analyze node-a,node-b           diagnoses the runs that span these nodes
+pages: / (status), /metrics, /api/v1/runs, /api/v1/facts, /-/healthy, /-/ready
 with --web.enable-lifecycle: POST /-/release, POST /-/resume"""
 
 
@@ -109,7 +111,7 @@ COLLECTOR_FLAGS = (AllocationFlags, AlignmentFlags, RankFlags, NetworkFlags, Fin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(GeneralFlags, AllocationFlags, AlignmentFlags, RankFlags, NetworkFlags, FindingFlags):
+class Config(GeneralFlags, AnalyzerFlags, AllocationFlags, AlignmentFlags, RankFlags, NetworkFlags, FindingFlags):
     """All settings, validated."""
 
     collectors: tuple[str, ...]
@@ -177,6 +179,7 @@ def make_parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.
     version = f"rankscope-exporter {__version__} (Python {platform.python_version()})"
     parser.add_argument("--version", action="version", version=version)
     add_flags(parser, GeneralFlags)
+    add_flags(parser.add_argument_group("runs that span nodes"), AnalyzerFlags)
     group = parser.add_argument_group("collectors", "--collector.NAME enables one, --no-collector.NAME disables one")
     for flags in COLLECTOR_FLAGS:
         add_flags(group, flags)

@@ -23,6 +23,7 @@ from rankscope_exporter.dcgm.collector import DcgmCollector
 from rankscope_exporter.documents import DocumentError
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.node import StartError, build_node
+from rankscope_exporter.node_facts.recorder import NodeFacts
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
@@ -56,23 +57,45 @@ logger = logging.getLogger("rankscope_exporter")
 
 def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
+    if settings.analyze:
+        _run_analyzer(settings)
+        return
     _glibc("mallopt", M_ARENA_MAX, 1)  # before the first thread
     web_config = _web_config(settings)
     trimming = Worker("memory", TRIM_INTERVAL, _return_small_blocks, "cannot return memory")
     with _listening(settings) as listeners, trimming:
         _log_run_directories(settings)
-        with build_node(settings) as node:
+        facts = NodeFacts(settings.node)
+        with build_node(settings, facts.record) as node:
             if scan := node.ranks.scan():
                 logger.info("found ranks: %s", _list_ranks(scan.ranks) or "none")
             collectors = registry.collectors(settings.collectors, node.gpus, node.sampler, node.ranks.collectors)
             collectors += [DcgmCollector(node.averages, node.sampler)] if node.averages else []
             scrape = Scrape(collectors, node.sampler.take_snapshot)
-            app = create_app(scrape, node.sampler, node.reporter, has_lifecycle=settings.enable_lifecycle)
-            sys.setswitchinterval(SWITCH_INTERVAL)
-            _return_large_blocks()
-            gc.freeze()  # imported objects stay: a full collection takes 0.1 ms instead of 38
-            scheme = "https" if web_config and web_config.current().context else "http"
-            _serve(server_configuration(app, web_config), listeners, scheme)
+            app = create_app(scrape, node.sampler, node.reporter, facts, has_lifecycle=settings.enable_lifecycle)
+            _serve_app(app, web_config, listeners)
+
+
+def _run_analyzer(settings: Config) -> None:
+    """Serve the diagnosis of the runs that span the nodes of other exporters, until SIGTERM or SIGINT."""
+    from rankscope_exporter.analyzer.running import AnalyzerError, running
+
+    _glibc("mallopt", M_ARENA_MAX, 1)  # before the first thread
+    web_config = _web_config(settings)
+    trimming = Worker("memory", TRIM_INTERVAL, _return_small_blocks, "cannot return memory")
+    try:
+        with _listening(settings) as listeners, trimming, running(settings, settings) as (collector, readiness):
+            _serve_app(create_app(Scrape([collector]), readiness), web_config, listeners)
+    except AnalyzerError as error:
+        raise StartError(str(error)) from error
+
+
+def _serve_app(app: ASGIApp, web_config: WebConfigFile | None, listeners: list[socket.socket]) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    _return_large_blocks()
+    gc.freeze()  # imported objects stay: a full collection takes 0.1 ms instead of 38
+    scheme = "https" if web_config and web_config.current().context else "http"
+    _serve(server_configuration(app, web_config), listeners, scheme)
 
 
 def _web_config(settings: Config) -> WebConfigFile | None:

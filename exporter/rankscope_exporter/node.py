@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.rank_gpus import RankGpus
 from rankscope_exporter.gpu.sampler import Sampler
+from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.principals import SUBORDINATE_IDS
 from rankscope_exporter.ranks.run_directory import RankPolicy, RunDirectory
 from rankscope_exporter.ranks.watcher import RankWatcher
@@ -46,8 +47,11 @@ class Node(NamedTuple):
 
 
 @contextmanager
-def build_node(settings: Config) -> Iterator[Node]:
-    """Read the ranks and the GPUs until the context ends. Raise StartError."""
+def build_node(settings: Config, on_look: Callable[[Look], None] = lambda _: None) -> Iterator[Node]:
+    """Read the ranks and the GPUs until the context ends. Raise StartError.
+
+    `on_look` is called with each diagnosis, on the thread that makes it.
+    """
     users, occupants = UserNames(), Occupants(ProcessTable(settings.procfs))
     rank_gpus = RankGpus(settings.collectors)
     policy = RankPolicy(users.name, occupants.is_elsewhere, settings.has_owner, settings.users)
@@ -59,6 +63,7 @@ def build_node(settings: Config) -> Iterator[Node]:
         )
         _simulate(settings, directory, stack)
         collectors, diagnosis = registry.rank_collectors(settings, rank_gpus)
+        diagnosis.on_look = on_look
         ranks = RankWatcher(directory, collectors)
         stack.callback(diagnosis.close)
         stack.enter_context(ranks)

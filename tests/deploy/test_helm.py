@@ -111,7 +111,7 @@ def test_kustomize_builds_the_chart_with_default_values() -> None:
         [program("kubectl"), "kustomize", str(generate.OUTPUT.parent)], capture_output=True, text=True, check=True
     )
     kinds = {one["kind"] for one in yaml.safe_load_all(built.stdout)}
-    assert kinds == {"DaemonSet", "NetworkPolicy", "ServiceAccount"}
+    assert kinds == {"DaemonSet", "Deployment", "NetworkPolicy", "Service", "ServiceAccount"}
 
 
 def test_the_chart_has_the_packages_version_and_every_value_a_schema() -> None:
@@ -383,9 +383,9 @@ def test_a_scrape_of_more_than_an_exporter_can_show_fails(
 
 
 def test_a_service_monitor_scrapes_like_the_pod_monitor() -> None:
-    service = only("Service", *VALUES["service monitor"])
-    values = "--set=podMonitor.enabled=true"
-    (by_pod,) = (one for one in objects(values) if one["kind"] == "PodMonitor")
+    without = "--set=analyzer.enabled=false"
+    service = only("Service", *VALUES["service monitor"], without)
+    by_pod = only("PodMonitor", "--set=podMonitor.enabled=true", without)
     by_service = only("ServiceMonitor", *VALUES["service monitor"])
     assert by_service["spec"].pop("endpoints") == by_pod["spec"].pop("podMetricsEndpoints")
     assert by_service["spec"] == by_pod["spec"]
@@ -475,7 +475,33 @@ def test_objects_are_named_by_the_release(release: str, name: str) -> None:
     command = [program("helm"), "template", release, str(CHART), IMAGE]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = {one["metadata"]["name"] for one in yaml.safe_load_all(text) if one}
-    assert names == {name}
+    assert names == {name, f"{name}-nodes", f"{name}-analyzer"}
+
+
+def test_the_analyzer_asks_the_exporters_and_is_not_one_of_them() -> None:
+    found = objects("--set=podMonitor.enabled=true", '--set-json=networkPolicy.from=[{"podSelector": {}}]')
+    by_name = {(one["kind"], one["metadata"]["name"]): one for one in found}
+    exporters = by_name["DaemonSet", "rankscope"]["spec"]["selector"]["matchLabels"]
+    deployment = by_name["Deployment", "rankscope-analyzer"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert by_name["Service", "rankscope-nodes"]["spec"]["selector"] == exporters
+    assert not exporters.items() <= labels.items()
+    assert not exporters.items() <= by_name["Service", "rankscope-nodes"]["metadata"]["labels"].items()
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][0] == "--analyze=dns:rankscope-nodes.rankscope.svc:10417"
+    (_, analyzer) = by_name["NetworkPolicy", "rankscope"]["spec"]["ingress"][0]["from"]
+    assert analyzer["podSelector"]["matchLabels"].items() <= labels.items()
+    monitor = by_name["PodMonitor", "rankscope-analyzer"]["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    replaced = {one["targetLabel"]: one["replacement"] for one in monitor["podMetricsEndpoints"][0]["relabelings"][:2]}
+    assert replaced == {"job": "rankscope-analyzer", "instance": "rankscope-analyzer"}
+
+
+def test_with_passwords_the_analyzer_needs_targets() -> None:
+    kinds = {one["kind"] for one in objects("--set=webConfig.secretName=web")}
+    assert "Deployment" not in kinds
+    targets = "--set=analyzer.targets=dns+https:nodes:10417"
+    assert only("Deployment", "--set=webConfig.secretName=web", targets)
 
 
 def test_names_the_namespace_and_the_account_can_be_replaced() -> None:
@@ -483,7 +509,7 @@ def test_names_the_namespace_and_the_account_can_be_replaced() -> None:
     found = objects(*every, "--set=fullnameOverride=gpus,namespaceOverride=watch,nameOverride=exporter")
     assert {one["metadata"]["name"].partition("-")[0] for one in found} == {"gpus"}
     assert {one["metadata"]["namespace"] for one in found} == {"watch", "ml", "research"}
-    assert {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in found} == {"exporter"}
+    assert {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in found} == {"exporter", "exporter-analyzer"}
     assert only("ServiceAccount", "--set=serviceAccount.name=own")["metadata"]["name"] == "own"
     assert pod("--set=serviceAccount.name=own")["serviceAccountName"] == "own"
     assert pod("--set=serviceAccount.create=false")["serviceAccountName"] == "default"

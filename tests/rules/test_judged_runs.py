@@ -191,3 +191,24 @@ def test_a_set_of_ranks_is_named_by_its_place_and_its_waits(
     assert f'summary="{named} slows down run {RUN} by 40%: extra work outside the model"' in complaint
     assert "These ranks wait 5% of the time in collectives, their peers 45%. First run" in complaint
     assert f"`rankscope {command} to see where it is." in complaint
+
+
+ANALYZER = "analyzer"
+
+
+def judged_by_an_analyzer(ranks: int, *series: str) -> list[dict[str, str]]:
+    """Return the series of an analyzer that judges the run, with so many ranks, and these findings."""
+    judged = shown_by_another(JUDGED, *series, instance=ANALYZER)
+    counted = f'rankscope_analyzer_run_ranks{{instance="{ANALYZER}",run="{RUN}"}}'
+    return [*judged, *shown_by_another(counted, instance=ANALYZER, value=str(ranks))]
+
+
+def test_findings_of_an_analyzer_alert_and_the_rules_are_silent(tmp_path: Path) -> None:
+    series = judged_by_an_analyzer(4, finding("rankscope_finding_ratio", "network", rank="", cause="network"))
+    test = expecting(series, SLOW, RankLagging=0, RotatingStraggler=0, TransferBound=1)
+    assert promtool.complaint(test, PRODUCTION, tmp_path / "test.yml") == ""
+
+
+def test_an_analyzer_that_knows_fewer_ranks_silences_no_rule(tmp_path: Path) -> None:
+    test = expecting(judged_by_an_analyzer(3), SLOW, RankLagging=1)
+    assert promtool.complaint(test, PRODUCTION, tmp_path / "test.yml") == ""

@@ -97,7 +97,7 @@ def test_every_query_in_a_runbook_names_only_series_that_exist() -> None:
 
 
 BASE_LABELS = {"rank": {"run", "rank"}, "gpu": {"gpu", "uuid"}, "exporter": set(), "run": {"run"}, "finding": {"run"}}
-BASE_LABELS["network"] = {"port"}
+BASE_LABELS |= {"network": {"port"}, "analyzer": {"run", "owner"}}
 EVERYWHERE = {"job", "instance", "le"}
 
 
@@ -166,7 +166,8 @@ def test_every_entry_with_texts_is_an_alert_or_a_finding() -> None:
 
 CAUSES = yaml.safe_load((RULES.parent / "causes.yml").read_text())
 WITH_WORDS = {alert: set("|".join(of["causes"]).split("|")) for alert, of in CAUSES["alerts"].items() if "causes" in of}
-OF_FINDINGS = ("expert_imbalance", "finished", "stopped", "parallelism", "clocks")  # causes that only an exporter finds
+OF_FINDINGS = ("expert_imbalance", "finished", "stopped", "node_missing", "parallelism", "clocks")
+"""Causes that only an exporter or the analyzer finds."""
 WITHOUT_WORDS = {"overdue"}  # RankscopeCheckpointOverdue
 
 

@@ -182,6 +182,10 @@ class RunJudge:
         self._readings = deque()
         self._losses.forget()
 
+    def forget_losses(self) -> None:
+        """End the findings of losses, because some ranks have not been seen for a while. States go on."""
+        self._forget_all()
+
     def _begin_parts_again(self, at: float, readings: Readings) -> None:
         """Drop the losses when a hang begins or ends: the run had them before it, and all of it is one step."""
         if self._states.is_hung:

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.judge import Readings, RunJudge, Verdict
-from rankscope_exporter.diagnosis.limits import CpuTime, fair_shares
+from rankscope_exporter.diagnosis.limits import CPU_SECONDS, CpuTime, fair_shares
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.saved import UNREADABLE
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -25,6 +25,17 @@ FORGET_AFTER = 900.0
 """Seconds after which a run that is not seen is forgotten. Ended ranks are shown for ten minutes."""
 LIMITS = ("too_many_runs", "too_much_cpu_time")
 """Reasons why a run is not diagnosed that are limits of its owner."""
+
+
+class Limits(NamedTuple):
+    """The most that is diagnosed, so that no owner's runs delay those of others."""
+
+    runs: int = RUNS_LIMIT
+    ranks: int = RANKS_LIMIT
+    """Per owner."""
+    remembered_bytes: float = REMEMBERED_BYTES
+    cpu_seconds: float = CPU_SECONDS
+    """Of an update of all runs."""
 
 
 class Judged(NamedTuple):
@@ -44,11 +55,13 @@ class Judges:
         thresholds: Thresholds | None = None,
         principal: Callable[[str], str] = str,
         cpu_clock: Callable[[], float] = float,
+        limits: Limits | None = None,
     ) -> None:
         """Set the function that returns the user an owner counts as, and the clock of the thread's CPU time."""
+        self._limits = limits or Limits()
         self._thresholds = thresholds or Thresholds()
         self._principal = principal
-        self._cpu_time = CpuTime(cpu_clock)
+        self._cpu_time = CpuTime(cpu_clock, self._limits.cpu_seconds)
         self._owners: list[str] = []
         """The principals of the remembered and present runs, in the order in which they came."""
         self.judges: dict[Run, RunJudge] = {}
@@ -90,7 +103,12 @@ class Judges:
                 try:
                     with self._cpu_time.measured(run, len(ranks)):
                         verdicts.append(self._judge(run).update(at, ranks))
-                except (ArithmeticError, ValueError):  # of a forged record; other runs must not be affected
+                except (
+                    ArithmeticError,
+                    LookupError,
+                    TypeError,
+                    ValueError,
+                ):  # of a forged record; other runs must not be affected
                     not_judged[run] = "impossible_values"
         self._forget(at)
         self._cpu_time.forget(by_rank.keys() | self.judges.keys())
@@ -99,7 +117,7 @@ class Judges:
     def _beyond_limits(self, at: float, by_rank: Mapping[Run, Readings], runs: Iterable[Run]) -> dict[Run, str]:
         """Return the runs beyond the limits and the reason: of each owner the ended ones first, then the youngest."""
         found = self._by_owner(runs)
-        within = {owner: [*_within_limits(by_rank, runs)] for owner, runs in found.items()}
+        within = {owner: [*_within_limits(by_rank, runs, self._limits)] for owner, runs in found.items()}
         shares = fair_shares({owner: len(runs) for owner, runs in within.items()}, RUNS_OF_ALL_OWNERS)
         within = {owner: runs[: int(shares[owner])] for owner, runs in within.items()}
         exceeding = self._cpu_time.exceeding(at, within, by_rank)
@@ -123,7 +141,7 @@ class Judges:
         by_owner = self._by_owner(sorted(self._seen, key=self._seen.__getitem__, reverse=True))
         needed = {run: judge.kept_bytes(is_growing=self._seen[run] == at) for run, judge in self.judges.items()}
         demands = {owner: sum(needed[run] for run in runs) for owner, runs in by_owner.items()}
-        for owner, share in fair_shares(demands, REMEMBERED_BYTES).items():
+        for owner, share in fair_shares(demands, self._limits.remembered_bytes).items():
             left = share
             for number, run in enumerate(by_owner[owner]):
                 left -= needed[run]
@@ -169,10 +187,10 @@ def _age(ranks: Collection[RankReading]) -> tuple[bool, float]:
     return all(one.ended for one in ranks), min(one.began for one in ranks)
 
 
-def _within_limits(by_rank: Mapping[Run, Readings], runs: Iterable[Run]) -> Iterator[Run]:
+def _within_limits(by_rank: Mapping[Run, Readings], runs: Iterable[Run], limits: Limits) -> Iterator[Run]:
     """Yield an owner's runs up to its limits: the living ones first, then the oldest."""
     judged = ranks = 0
     for run in sorted(runs, key=lambda run: _age(by_rank[run].values())):
-        if judged < RUNS_LIMIT and ranks + len(by_rank[run]) <= RANKS_LIMIT:
+        if judged < limits.runs and ranks + len(by_rank[run]) <= limits.ranks:
             judged, ranks = judged + 1, ranks + len(by_rank[run])
             yield run

@@ -45,9 +45,10 @@ def fair_shares(demands: Mapping[str, float], limit: float) -> Mapping[str, floa
 class CpuTime:
     """The CPU time that the diagnosis of each run takes, and which runs take more than their owner's share."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Set the clock of the thread's CPU time."""
+    def __init__(self, clock: Callable[[], float], limit: float = CPU_SECONDS) -> None:
+        """Set the clock of the thread's CPU time, and the most seconds of an update of all runs."""
         self._clock = clock
+        self._limit = limit
         self._means: dict[Run, float] = {}
         """CPU seconds per update."""
         self._held: dict[Run, float] = {}
@@ -70,7 +71,7 @@ class CpuTime:
         waiting = {run for run, until in self._held.items() if until > at}
         means = {run: self._mean(run, len(ranks[run])) for of_owner in runs.values() for run in of_owner}
         demands = {owner: sum(means[run] for run in found if run not in waiting) for owner, found in runs.items()}
-        for owner, share in fair_shares(demands, CPU_SECONDS).items():
+        for owner, share in fair_shares(demands, self._limit).items():
             left = share + ROUNDING
             for run in runs[owner]:
                 if run in waiting:

@@ -181,6 +181,10 @@ class RankReading:
     """The kinds of parallelism that need collectives within a step: `tp`, `cp`, `ep`, `fsdp`."""
     gpu: GpuReading | None = None
     counters: Counters = field(default_factory=Counters)
+    clock_error: float = 0.0
+    """The error of its times compared with those of other nodes, in seconds; 0 if all ranks are on one node."""
+    is_missing: bool = False
+    """True if its node does not answer: all else is its last reading, and what it does is unknown."""
 
 
 def reading_bytes(reading: RankReading) -> int:

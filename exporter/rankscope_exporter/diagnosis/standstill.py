@@ -28,6 +28,8 @@ from rankscope_exporter.diagnosis.waits import (
 )
 
 INSIDE, FINISHED, STOPPED = "inside_collective", "finished", "stopped"
+MISSING = "node_missing"
+"""The others wait, or no rank does, and what the ranks of a node do is unknown: it does not answer."""
 STARTUP, OTHER, OUTSIDE = "startup", "other", "outside"
 """What a run waits for: a rank that works outside of all phases, and all ranks if none waits for another one. That may
 be a pause, as for rollouts by another process, and says nothing about ranks that wait for one of them."""
@@ -72,6 +74,8 @@ class Standstill(NamedTuple):
     """True if another rank waits."""
     has_evidence: bool
     """True if the collectives, or being the only rank that does not wait, show which rank the others wait for."""
+    missing: tuple[int, ...] = ()
+    """The ranks of a node that does not answer, if it may be the reason."""
 
 
 class Longest(NamedTuple):
@@ -193,7 +197,7 @@ class Pace:
         has_waiting = bool(behind) or any(_waits(other) for other in living if other.rank != one.rank)
         has_evidence = bool(behind) or (has_waiting and len(free) == 1)
         awaited = cause
-        if cause != FINISHED:
+        if cause not in (FINISHED, MISSING):
             phase, seconds = self._longest_phase(one)
             cause = cause if cause in (INSIDE, STOPPED) else phase
             awaited = cause if cause == STOPPED else _awaited(one, phase, has_waiting=has_waiting)
@@ -202,7 +206,9 @@ class Pace:
                 one_awaited = awaited, one.rank
                 self._waited[one_awaited] = max(seconds, self._waited.get(one_awaited, 0.0))
             stands = min(stands, seconds)
-        return Standstill(one, cause, awaited, stands, behind, has_waiting, has_evidence)
+        missing = tuple(sorted(other.rank for other in living if other.is_missing and other.node == one.node))
+        missing = missing if cause == MISSING else ()
+        return Standstill(one, cause, awaited, stands, behind, has_waiting, has_evidence, missing)
 
     def _longest_phase(self, one: RankReading) -> tuple[str, float]:
         """Return the phase that a rank is stuck in; of a rank with events, the one that took most of its time."""
@@ -339,7 +345,11 @@ def _choose_rank(living: Ranks, ended: Ranks, behind: Mapping[int, float]) -> tu
     for one in ended:
         if one.rank in behind:
             return one, FINISHED
+    missing = [one for one in living if one.is_missing]
+    living = [one for one in living if not one.is_missing]
     late = [one for one in living if one.rank in behind]
+    if missing and not late:
+        return max(missing, key=lambda one: bool(one.node)), MISSING
     stopped = [one for one in late or living if one.is_stopped]
     candidates = stopped or late or [one for one in living if not _is_in_a_collective(one, living)]
     if candidates:

@@ -108,7 +108,7 @@ class Scrape:
 @lru_cache(maxsize=16)  # a scraper sends the same headers each time
 def _negotiated(accept: str, accept_encoding: str) -> tuple[Form, str]:
     content_type = _content_type(accept)
-    return Form(content_type.startswith(OPENMETRICS), _accepts_gzip(accept_encoding)), content_type
+    return Form(content_type.startswith(OPENMETRICS), accepts_gzip(accept_encoding)), content_type
 
 
 def negotiate_format(accept: str, accept_encoding: str) -> tuple[Form, dict[str, str]]:
@@ -161,6 +161,7 @@ def _weight(part: str) -> float:
     return 1.0
 
 
-def _accepts_gzip(accept_encoding: str) -> bool:
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Return whether a client's header `Accept-Encoding` allows gzip."""
     codings = accept_encoding.lower().split(",")
     return any(coding.split(";")[0].strip() == "gzip" and _weight(coding) > 0 for coding in codings)

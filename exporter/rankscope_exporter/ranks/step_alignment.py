@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from rankscope.record.layout import ABSORBS, COLLECTIVE_WAIT, PHASES, STARTUP
-from rankscope.record.snapshot import DeviceStep
+from rankscope.record.snapshot import DeviceStep, RankSnapshot
 from rankscope_exporter.ranks.parallelism import stage
 from rankscope_exporter.ranks.rank import Key, Rank
 from rankscope_exporter.ranks.reference_step import AnyStep, Reference, level_of, newest_sampled
@@ -83,6 +83,33 @@ class Alignment(Totals):
     """The last reference step, also for a rank that is alone here. None after the rank has ended."""
 
 
+class StepReader:
+    """Reads each step of one rank's record once, by one clock."""
+
+    def __init__(self) -> None:
+        self.clock: str | None = None
+        self._read = 0
+
+    def use(self, clock: str | None) -> bool:
+        """Read by this clock from now on. Return whether it is another one: then all steps are read again."""
+        if clock == self.clock:
+            return False
+        self.clock, self._read = clock, 0
+        return True
+
+    def new_steps(self, snapshot: RankSnapshot) -> Sequence[AnyStep]:
+        """Return the steps in the record that were not read before, in order."""
+        if self.clock == DEVICE:
+            measured = snapshot.device_steps_after(self._read)
+            self._read = measured[-1].nth if measured else self._read
+            return measured
+        if self.clock == HOST:
+            steps = snapshot.steps_after(self._read)
+            self._read = steps[-1].number if steps else self._read
+            return steps
+        return ()
+
+
 class _Record:
     """One rank's record: the steps that were read last, by one clock, and the number of the last aligned step."""
 
@@ -92,31 +119,24 @@ class _Record:
         self.steps: dict[int, AnyStep] = {}
         self.aligned = 0
         self.members: Members = ("", "", "", None)
-        self.clock: str | None = None
-        self._read = 0
+        self._reader = StepReader()
+
+    @property
+    def clock(self) -> str | None:
+        """The clock by which the steps are read."""
+        return self._reader.clock
 
     def read(self, rank: Rank, clock: str | None, reference_interval: float) -> None:
         """Read the new steps by `clock`; after a change of the clock, all steps."""
-        if clock != self.clock:
-            self.clock, self._read, self.alignment.reference = clock, 0, None
+        if self._reader.use(clock):
+            self.alignment.reference = None
             self.steps.clear()
-        new_steps = self._new_steps(rank)
+        new_steps = self._reader.new_steps(rank.snapshot)
         self.steps.update((step.number, step) for step in new_steps)
         if not rank.snapshot.alive:
             self.alignment.reference = None
         elif clock and (step := newest_sampled(new_steps, level_of(rank.snapshot, reference_interval))):
             self.alignment.reference = Reference(clock, step)
-
-    def _new_steps(self, rank: Rank) -> Sequence[AnyStep]:
-        if self.clock == DEVICE:
-            measured = rank.snapshot.device_steps_after(self._read)
-            self._read = measured[-1].nth if measured else self._read
-            return measured
-        if self.clock == HOST:
-            steps = rank.snapshot.steps_after(self._read)
-            self._read = steps[-1].number if steps else self._read
-            return steps
-        return ()
 
     def forget_old_steps(self) -> None:
         for number in list(islice(self.steps, max(0, len(self.steps) - REMEMBERED))):
@@ -153,7 +173,7 @@ class StepAlignment:
         self._missed = {identity: one for identity, one in before.items() if identity not in self._records}
         waiting = {one.members for one in self._missed.values()}
         for name, members in groups.items():
-            clock = _clock([rank for rank, _ in members])
+            clock = clock_of([rank.snapshot for rank, _ in members])
             for rank, record in members:
                 record.read(rank, clock, self._reference_interval)
             if name not in waiting:
@@ -162,17 +182,17 @@ class StepAlignment:
         return [alignment for alignment in alignments if alignment.steps or alignment.reference]
 
 
-def _clock(ranks: Sequence[Rank]) -> str | None:
+def clock_of(ranks: Sequence[RankSnapshot]) -> str | None:
     """Return the clock that measures all of these ranks; None if there is none."""
-    if all(rank.snapshot["device_steps"] for rank in ranks):
+    if all(rank["device_steps"] for rank in ranks):
         return DEVICE
     return HOST if all(map(_waits_on_the_host, ranks)) else None
 
 
-def _waits_on_the_host(rank: Rank) -> bool:
+def _waits_on_the_host(rank: RankSnapshot) -> bool:
     """Return whether the training thread itself waits in collectives. With NCCL the GPU waits, not the thread."""
-    backend = rank.snapshot.info["backend"]
-    return backend == "gloo" or not ("nccl" in backend or rank.snapshot["device_steps"])
+    backend = rank.info["backend"]
+    return backend == "gloo" or not ("nccl" in backend or rank["device_steps"])
 
 
 def offset(steps: Steps, others: Steps) -> int | None:
@@ -220,7 +240,7 @@ def _offset(record: _Record, other: _Record) -> int | None:
 
 
 def _align_step(records: Sequence[_Record], steps: Sequence[AnyStep], began: float) -> None:
-    if len(steps) < len(records) or not _is_one_step(steps, began):
+    if len(steps) < len(records) or not is_one_step(steps, began):
         return
     if any(step.number <= record.aligned for record, step in zip(records, steps, strict=True)):
         return
@@ -229,7 +249,7 @@ def _align_step(records: Sequence[_Record], steps: Sequence[AnyStep], began: flo
     account([record.alignment for record in records], steps)
 
 
-def _is_one_step(steps: Sequence[AnyStep], began: float) -> bool:
+def is_one_step(steps: Sequence[AnyStep], began: float) -> bool:
     """Return whether these are the same step. Steps that ended before `began`, the youngest record's start, are not.
 
     With CUDA the host runs ahead by different numbers of steps, so the issued collectives are the better evidence.

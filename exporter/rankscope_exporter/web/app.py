@@ -1,7 +1,11 @@
-"""The exporter's pages: /, /metrics, /api/v1/runs, /-/healthy, and those of lifecycle.py; 404 for other paths."""
+"""The exporter's pages: /, /metrics, /api/v1/runs, /api/v1/facts, /-/healthy, and those of lifecycle.py.
+
+All other paths are 404.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +14,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rankscope_exporter.exposition.scrape import Scrape, negotiate_format
+from rankscope_exporter.exposition.scrape import Scrape, accepts_gzip, negotiate_format
+from rankscope_exporter.node_facts.recorder import NodeFacts
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.runs import Reporter
@@ -20,6 +25,7 @@ from rankscope_exporter.web.pages import METRICS, Pages, SingleFlight, send_page
 from rankscope_exporter.web.status_assets import POLICY
 from rankscope_exporter.web.status_page import link_below, render_status
 
+FACTS = "/api/v1/facts"
 READ = ["GET", "HEAD"]
 NEGOTIATION_HEADERS = (b"accept", b"accept-encoding")
 # They render the status page and handle lifecycle.py's requests. More threads would only take memory.
@@ -65,7 +71,14 @@ class MetricsFirst:
             await send_page(page if scope["method"] == "GET" else Page(b""), scope, send)
 
 
-def create_app(scrape: Scrape, gpus: Gpus, reporter: Reporter | None = None, *, has_lifecycle: bool = False) -> ASGIApp:
+def create_app(
+    scrape: Scrape,
+    gpus: Gpus,
+    reporter: Reporter | None = None,
+    facts: NodeFacts | None = None,
+    *,
+    has_lifecycle: bool = False,
+) -> ASGIApp:
     """Return the ASGI application. `gpus` knows whether the exporter is ready; `has_lifecycle` allows a release."""
     app = FastAPI(lifespan=limit_threads, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
@@ -82,6 +95,8 @@ def create_app(scrape: Scrape, gpus: Gpus, reporter: Reporter | None = None, *, 
 
     if reporter:
         _add_api(app, reporter)
+    if facts:
+        _add_facts(app, facts)
     add_lifecycle(app, gpus, is_allowed=has_lifecycle)
     return MetricsFirst(app, scrape)
 
@@ -95,3 +110,16 @@ def _add_api(app: FastAPI, reporter: Reporter) -> None:
             return Response(await page.next(), media_type="application/json")
         except OutdatedError as error:
             return JSONResponse({"error": str(error)}, status_code=503)
+
+
+def _add_facts(app: FastAPI, facts: NodeFacts) -> None:
+    @app.api_route(FACTS, methods=READ)
+    async def answer(request: Request) -> Response:
+        try:
+            after = float(request.query_params["after"]) if "after" in request.query_params else None
+        except ValueError:
+            return JSONResponse({"error": "after is not a number"}, status_code=400)
+        is_packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
+        headers = {"Content-Encoding": "gzip"} if is_packed else {}
+        body = facts.answer(after, time.monotonic(), is_packed=is_packed)
+        return Response(body, media_type="application/json", headers={**headers, "Vary": "Accept-Encoding"})

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from testing.readings import EARLY, RUN, Training, counting, spend
 
-from rankscope_exporter.diagnosis import judged as module
 from rankscope_exporter.diagnosis.judge import READINGS_LIMIT, RunJudge, Verdict
 from rankscope_exporter.diagnosis.judged import (
     RANKS_LIMIT,
@@ -18,6 +17,7 @@ from rankscope_exporter.diagnosis.judged import (
     RUNS_OF_ALL_OWNERS,
     Judged,
     Judges,
+    Limits,
 )
 from rankscope_exporter.diagnosis.readings import Ending, RankReading, Run
 
@@ -182,27 +182,27 @@ def test_owners_of_one_principal_have_one_limit() -> None:
     assert len(found.verdicts) == RUNS_LIMIT
 
 
-def test_the_memory_of_all_runs_is_limited_and_newcomers_take_none_of_an_older_run(monkeypatch) -> None:
-    judges, mine, ranks = Judges(), ("mine", "1000"), readings(1)
+def test_the_memory_of_all_runs_is_limited_and_newcomers_take_none_of_an_older_run() -> None:
+    limits = Limits(remembered_bytes=4_000_000)
+    judges, mine, ranks = Judges(limits=limits), ("mine", "1000"), readings(1)
     judges.update(59.0, {mine: begun(4, 50.0)}, GPUS)
-    monkeypatch.setattr(module, "REMEMBERED_BYTES", 4_000_000)
     for second in range(60):
         runs: dict[Run, list[RankReading]] = {("x", str(5000 + 20 * second + number)): ranks for number in range(20)}
         judges.update(60.0 + second, runs, GPUS)
     assert mine in judges.judges
     assert 20 < len(judges.judges) < 1000
     now = sum(judges.judges[run].kept_bytes(is_growing=False) for run in runs)
-    assert kept_bytes(judges) - now < module.REMEMBERED_BYTES
+    assert kept_bytes(judges) - now < limits.remembered_bytes
 
 
-def test_a_run_of_much_memory_keeps_fewer_readings_and_others_as_many_as_before(monkeypatch) -> None:
-    judges, big, small = Judges(), Training(8), Training(2)
-    monkeypatch.setattr(module, "REMEMBERED_BYTES", 1_000_000)
+def test_a_run_of_much_memory_keeps_fewer_readings_and_others_as_many_as_before() -> None:
+    limits = Limits(remembered_bytes=1_000_000)
+    judges, big, small = Judges(limits=limits), Training(8), Training(2)
     for (at, many), (_, few) in zip(big.train(100), small.train(100), strict=True):
         judges.update(at, {("big", "6666"): many.values(), RUN: few.values()}, GPUS)
     assert len(judges.judges[RUN]._readings) == READINGS_LIMIT
     assert 8 <= len(judges.judges["big", "6666"]._readings) < READINGS_LIMIT
-    assert kept_bytes(judges) < 1.1 * module.REMEMBERED_BYTES
+    assert kept_bytes(judges) < 1.1 * limits.remembered_bytes
 
 
 def test_a_run_that_takes_too_much_cpu_time_is_not_judged_and_has_a_reason(monkeypatch) -> None:

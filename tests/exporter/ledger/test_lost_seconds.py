@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope_exporter.ledger.account import CAUSES_LIMIT, add_seconds
-from rankscope_exporter.ranks.diagnosis_service import CAUSES
+from rankscope_exporter.ranks.judged_runs import CAUSES
 
 
 def test_phases_beyond_a_limit_are_counted_as_other() -> None:

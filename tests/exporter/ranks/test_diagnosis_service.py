@@ -12,7 +12,7 @@ from testing.judged_job import JudgedJob
 from testing.simulated_job import lagging
 
 from rankscope_exporter.gpu.rank_gpus import RankGpu
-from rankscope_exporter.ranks import diagnosis_service
+from rankscope_exporter.ranks import judged_runs
 
 
 def test_a_poll_of_the_alignment_does_not_change_what_the_diagnosis_reads(run_dir: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_poll_of_the_alignment_does_not_change_what_the_diagnosis_reads(run_di
 def test_the_state_is_saved_after_an_update_and_not_during_one(
     run_dir: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis_service, "CLOSE_TIMEOUT", 0.01)
+    monkeypatch.setattr(judged_runs, "CLOSE_TIMEOUT", 0.01)
     began, may_end = Event(), Event()
     may_end.set()
 

@@ -10,7 +10,7 @@ from prometheus_client.samples import Sample
 from testing.judged_job import JudgedJob
 from tests.exporter.web.test_status_page import top
 
-from rankscope_exporter.diagnosis import judged
+from rankscope_exporter.diagnosis.judged import Limits
 from rankscope_exporter.top.explained import as_lines
 from rankscope_exporter.web.status_page import render_status
 
@@ -19,8 +19,9 @@ from rankscope_exporter.web.status_page import render_status
 def job(run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> JudgedJob:
     """Return a job that its exporter may not judge."""
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(judged, "RANKS_LIMIT", 3)
-    return JudgedJob(run_dir).trained(12)
+    job = JudgedJob(run_dir)
+    monkeypatch.setattr(job.diagnosis._judges, "_limits", Limits(ranks=3))
+    return job.trained(12)
 
 
 def samples(job: JudgedJob) -> dict[str, list[Sample]]:
@@ -51,7 +52,7 @@ def test_it_is_logged_at_most_once_a_minute(
     job: JudgedJob, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for turn in range(100):
-        monkeypatch.setattr(judged, "RANKS_LIMIT", 3 + turn % 2)
+        monkeypatch.setattr(job.diagnosis._judges, "_limits", Limits(ranks=3 + turn % 2))
         job.train(1)
     assert len([*caplog.get_records("setup"), *caplog.records]) == 2
 

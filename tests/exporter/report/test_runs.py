@@ -17,7 +17,7 @@ from rankscope.record.quantities import duration
 from rankscope_exporter.diagnosis.findings import Candidate, Pending, Place
 from rankscope_exporter.job_report import saved
 from rankscope_exporter.ranks.collectors.findings import LOST_SECONDS, SPENT
-from rankscope_exporter.ranks.diagnosis_service import CAUSES
+from rankscope_exporter.ranks.judged_runs import CAUSES
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.analyzer import KNOWN_FOR, Analyzer

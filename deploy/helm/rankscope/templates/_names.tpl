@@ -36,3 +36,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $root := dict "runAsUser" 0 "runAsGroup" 0 "runAsNonRoot" false -}}
 {{ toYaml (ternary (mergeOverwrite (deepCopy .Values.securityContext) $root) .Values.securityContext .Values.podAttribution.enabled) }}
 {{- end -}}
+
+{{/* Not empty if the chart installs an analyzer. */}}
+{{- define "rankscope.analyzes" -}}
+{{- if and .Values.analyzer.enabled (or .Values.analyzer.targets (not .Values.webConfig.secretName)) }}yes{{ end -}}
+{{- end -}}
+
+{{- define "rankscope.analyzerSelector" -}}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}-analyzer
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "rankscope.analyzerLabels" -}}
+{{ include "rankscope.analyzerSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* A stable instance: the alert about an analyzer that is down must not fire after each update. */}}
+{{- define "rankscope.analyzerRelabelings" -}}
+- {targetLabel: job, replacement: rankscope-analyzer}
+- {targetLabel: instance, replacement: {{ include "rankscope.name" . }}-analyzer}
+{{- end -}}

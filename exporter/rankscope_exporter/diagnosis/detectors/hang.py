@@ -39,6 +39,9 @@ The finding names, in this order:
    device, or is outside of all phases, counts as being in a collective.
 4. If all ranks are in a collective, the one without progress for the longest time (cause `inside_collective`).
 
+If a node does not answer, its ranks may be the reason: unless another rank is behind, the finding names that node, or a
+rank that no exporter shows (cause `node_missing`). Only the analyzer knows of such ranks.
+
 A single process outside of all phases is not a hang: it may be a prompt or a notebook that waits for input. Nor is a
 run that does not train (`slow_startup`) and in which no rank waits for another one.
 """
@@ -53,7 +56,7 @@ from rankscope_exporter.diagnosis.detectors.loss import Window, place
 from rankscope_exporter.diagnosis.detectors.startup import is_training
 from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
-from rankscope_exporter.diagnosis.findings import Candidate, Pending
+from rankscope_exporter.diagnosis.findings import Candidate, Pending, Place
 from rankscope_exporter.diagnosis.readings import are_stopped
 from rankscope_exporter.diagnosis.standstill import OUTSIDE, SILENT, STARTUP, STOPPED, Standstill, key
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -84,7 +87,15 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     if found.seconds >= min(needed, shown_after):
         behind = {"behind": found.behind.get(found.rank.rank, 0.0), "ranks_behind": float(len(found.behind))}
         evidence = {"stalled": found.seconds, **behind}
-        yield Candidate(KIND, 1.0, found.cause, place(found.rank), evidence, found.seconds, needed, lacks)
+        where = _missing_place(found) if found.missing else place(found.rank)
+        yield Candidate(KIND, 1.0, found.cause, where, evidence, found.seconds, needed, lacks)
+
+
+def _missing_place(found: Standstill) -> Place:
+    """Return the node that does not answer; without a name the ranks that no exporter shows."""
+    node, ranks = found.rank.node, found.missing
+    rank = ranks[0] if len(ranks) == 1 else None
+    return Place(rank, found.rank.group, node, ranks=ranks, place=f"node {node}" if node else "")
 
 
 def _startup_limit(run: RunFacts, past: Past, found: Standstill, thresholds: Thresholds) -> tuple[float, str]:

@@ -11,7 +11,8 @@ from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.exposition.metric import Declaration
-from rankscope_exporter.ranks.diagnosis_service import CAUSES, Diagnosis, DiagnosisService
+from rankscope_exporter.ranks.diagnosis_service import DiagnosisService
+from rankscope_exporter.ranks.judged_runs import CAUSES, Diagnosis
 from rankscope_exporter.ranks.rank import Scan
 
 RUN_LABELS = ("run", "owner")
@@ -21,7 +22,8 @@ JUDGED = Declaration(
     "gauge",
     "rankscope_run_judged_info",
     "Runs that this exporter diagnoses: all their ranks are on this machine, and their GPUs are read. `by` is the "
-    "node. Absent in the first steps after the exporter's start. Prometheus' rules diagnose the other runs.",
+    "node, or `analyzer`, which diagnoses runs that span nodes. Absent in the first steps after the exporter's start. "
+    "Prometheus' rules diagnose the other runs.",
     (*RUN_LABELS, "by"),
 )
 FINDING = Declaration(
@@ -111,12 +113,16 @@ class Findings:
 
     def poll(self, scan: Scan) -> list[Metric]:
         """Judge every run."""
-        diagnosis = self._diagnosis.update(scan)
-        limited = NOT_JUDGED.family(diagnosis.limited)
-        return [*(declared.family(values) for declared, values in _values(diagnosis).items()), limited]
+        return families(self._diagnosis.update(scan))
 
 
-def _values(diagnosis: Diagnosis) -> Mapping[Declaration, dict[tuple[str, ...], float]]:
+def families(diagnosis: Diagnosis, by: str = "") -> list[Metric]:
+    """Return the metrics of a diagnosis, which `by` has made; by default the node of its ranks."""
+    limited = NOT_JUDGED.family(diagnosis.limited)
+    return [*(declared.family(values) for declared, values in _values(diagnosis, by).items()), limited]
+
+
+def _values(diagnosis: Diagnosis, by: str) -> Mapping[Declaration, dict[tuple[str, ...], float]]:
     values: dict[Declaration, dict[tuple[str, ...], float]] = {declared: {} for declared in METRICS}
     verdicts = diagnosis.look.judged.verdicts
     # Trainings with one name have series together: the mean of their ratios, and the sum of their seconds.
@@ -124,7 +130,7 @@ def _values(diagnosis: Diagnosis) -> Mapping[Declaration, dict[tuple[str, ...], 
     for verdict in verdicts:
         run = verdict.run[:2]
         if verdict.is_ready:
-            values[JUDGED][(*run, _node(verdict))] = 1.0
+            values[JUDGED][(*run, by or _node(verdict))] = 1.0
         for cause, ratio in verdict.lost.items():
             before = values[LOST].get((*run, cause), 0.0)
             values[LOST][(*run, cause)] = before + ratio / trainings[run]

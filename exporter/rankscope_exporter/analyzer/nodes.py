@@ -1,0 +1,133 @@
+"""The state of one node: the moments that its exporter has sent and that are not judged yet, and its clock.
+
+The offset between the two monotonic clocks lies between the time of the request and that of the answer. The wall clocks
+of the nodes do not matter. A process keeps the start that it was first given, so that a better offset is not a restart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from rankscope_exporter.analyzer.alignment import Process
+from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.node_facts.wire import Answer, Gpus, Moment, SentRank, step_of
+from rankscope_exporter.ranks.reference_step import AnyStep
+
+KEPT_MOMENTS = 120
+CLOCK_RESOLUTION = 1e-6
+"""Seconds: no offset between two nodes is exact."""
+
+
+class ClockOffset:
+    """The seconds by which this process' clock is ahead of a node's."""
+
+    def __init__(self) -> None:
+        self._low, self._high = float("-inf"), float("inf")
+
+    def add(self, theirs: float, sent: float, received: float) -> None:
+        """Add an answer that was written at the time `theirs`, after `sent` and before `received`."""
+        low, high = max(self._low, sent - theirs), min(self._high, received - theirs)
+        # The clocks have drifted apart, or one was stopped.
+        self._low, self._high = (low, high) if low <= high else (sent - theirs, received - theirs)
+
+    @property
+    def seconds(self) -> float:
+        """The offset."""
+        return (self._low + self._high) / 2
+
+    @property
+    def error(self) -> float:
+        """The most by which the offset may be wrong."""
+        return (self._high - self._low) / 2
+
+
+class Found(NamedTuple):
+    """A rank as its node has read it, with times by this process' clock."""
+
+    run: Run
+    process: Process
+    reading: RankReading
+    job: str = ""
+    """The ID of its Slurm job."""
+
+
+@dataclass
+class Node:
+    """One node, as its exporter describes it."""
+
+    name: str
+    boot: str
+    offset: ClockOffset = field(default_factory=ClockOffset)
+    current: Moment | None = None
+    """The last moment that was judged."""
+    _moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=KEPT_MOMENTS))
+
+    def take(self, answer: Answer, sent: float, received: float) -> None:
+        """Add an answer."""
+        self.offset.add(answer.now, sent, received)
+        newest = self.cursor
+        for moment in answer.moments:
+            # A moment of the future would hide all later ones.
+            if (newest is None or moment.at > newest) and moment.at <= answer.now:
+                newest = moment.at
+                self._moments.append(moment)
+
+    @property
+    def cursor(self) -> float | None:
+        """The newest moment, by the node's clock."""
+        newest = self._moments[-1] if self._moments else self.current
+        return newest.at if newest else None
+
+    @property
+    def known_until(self) -> float:
+        """The time of the newest moment."""
+        return float("-inf") if self.cursor is None else self.cursor + self.offset.seconds
+
+    @property
+    def seen(self) -> float:
+        """The time of the last moment that was judged."""
+        return self.current.at + self.offset.seconds if self.current else float("-inf")
+
+    @property
+    def has_ranks(self) -> bool:
+        """Return whether any moment that is not judged yet, or the last one, has ranks."""
+        return any(moment.ranks for moment in (self.current, *self._moments) if moment)
+
+    def advance(self, until: float) -> Iterator[tuple[Process, str | None, Sequence[AnyStep]]]:
+        """Go on to the last moment at or before that time. Yield the steps of all moments up to it."""
+        while self._moments and self._moments[0].at + self.offset.seconds <= until:
+            self.current = self._moments.popleft()
+            for sent in self.current.ranks:
+                yield self.process(sent), sent.clock, [step_of(row, sent.clock) for row in sent.steps if sent.clock]
+
+    def process(self, sent: SentRank) -> Process:
+        """Return the process of a rank."""
+        return Process(self.boot, sent.reading.began, tuple(sent.run), sent.reading.rank)
+
+    def ranks(self, anchor: float) -> Iterator[Found]:
+        """Yield the ranks of the last moment. `anchor` is the offset for the starts of processes."""
+        ahead = self.offset.seconds
+        for sent in self.current.ranks if self.current else ():
+            one = sent.reading
+            ended = replace(one.ended, at=one.ended.at + ahead) if one.ended else None
+            saved = None if one.last_checkpoint is None else one.last_checkpoint + ahead
+            reading = replace(
+                one,
+                at=one.at + ahead,
+                began=one.began + anchor,
+                ended=ended,
+                last_progress=one.last_progress + ahead,
+                phase_since=one.phase_since + ahead,
+                last_checkpoint=saved,
+                clock_error=max(self.offset.error, CLOCK_RESOLUTION),
+                is_missing=False,
+            )
+            yield Found(tuple(sent.run), self.process(sent), reading, sent.job)
+
+    @property
+    def gpus(self) -> Gpus:
+        """The GPUs that no rank on the node uses, by UUID."""
+        return self.current.gpus if self.current else {}

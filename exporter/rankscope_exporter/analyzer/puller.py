@@ -1,0 +1,129 @@
+"""The thread that asks all targets for their facts, each every three seconds, with its own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from rankscope_exporter.analyzer.request import RequestError, Target, get
+from rankscope_exporter.analyzer.service import Analyzer
+from rankscope_exporter.analyzer.targets import Targets
+from rankscope_exporter.node_facts.wire import MOMENTS_LIMIT, Answer
+
+INTERVAL = 3.0
+"""Seconds between two requests to a target with ranks of runs that span nodes. All are asked at the same time, because
+a second is judged when all nodes have sent it."""
+IDLE_INTERVAL, IDLE_RATE = 9.0, 200.0
+"""The same for other targets, and the most requests to them per second: the interval grows with their number."""
+LONGEST_PAUSE = 60.0
+"""The longest pause after failures: each doubles it, except for a target whose ranks a run misses."""
+TIMEOUT = 5.0
+CONCURRENT, CONCURRENT_FAILING = 128, 256
+"""The most requests at once to targets that answered last time, and to others: these do not delay the former."""
+DISCOVERY_INTERVAL = 10.0
+"""Seconds between two looks for new targets."""
+REASON_LIMIT = 100
+"""The most characters of each part of a validation error."""
+FACTS = "/api/v1/facts"
+
+logger = logging.getLogger(__name__)
+
+
+class Puller:
+    """Asks all targets until it is stopped. In a `with` statement, its thread runs as long as the block."""
+
+    def __init__(
+        self, targets: Targets, analyzer: Analyzer, tls: ssl.SSLContext | None = None, credentials: str = ""
+    ) -> None:
+        """Set how certificates are checked, and the header `Authorization` for targets with a configured name."""
+        self._targets = targets
+        self._analyzer = analyzer
+        self._tls = tls
+        self._credentials = {"Authorization": credentials} if credentials else {}
+        self._tasks: dict[Target, asyncio.Task[None]] = {}
+        self.failures: dict[Target, str] = {}
+        """The reason why a target's last request failed; empty if it did not."""
+        self._slots: tuple[asyncio.Semaphore, asyncio.Semaphore]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="pull", daemon=True)
+
+    def __enter__(self) -> Puller:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(self._loop)])
+        self._thread.join(TIMEOUT)
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the number of targets that answered last time, and of those that did not."""
+        failed = Counter("failing" if reason else "up" for reason in list(self.failures.values()))
+        return {"up": failed["up"], "failing": failed["failing"]}
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._discover())
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._loop.close()
+
+    async def _discover(self) -> None:
+        self._slots = asyncio.Semaphore(CONCURRENT), asyncio.Semaphore(CONCURRENT_FAILING)
+        while True:
+            found = await self._targets.find()
+            for target in self._tasks.keys() - set(found):
+                self._tasks.pop(target).cancel()
+                self.failures.pop(target, None)
+            for number, target in enumerate(found):
+                if target not in self._tasks:
+                    begin = 0.0 if len(found) <= CONCURRENT else IDLE_INTERVAL * number / len(found)
+                    self._tasks[target] = self._loop.create_task(self._ask_forever(target, begin))
+            await asyncio.sleep(DISCOVERY_INTERVAL)
+
+    async def _ask_forever(self, target: Target, begin: float) -> None:
+        await asyncio.sleep(begin)
+        pause = INTERVAL
+        while True:
+            try:
+                async with self._slots[self.failures.get(target) != ""]:
+                    has_more = await self._ask(target)
+                if self.failures.get(target):
+                    logger.info("target answers again target=%s", target.name)
+                self.failures[target], pause = "", 0.0 if has_more else self._pause(target)
+            except RequestError as error:
+                if not self.failures.get(target):
+                    logger.warning("target does not answer target=%s reason=%s", target.name, error)
+                self.failures[target] = str(error)
+                longest = INTERVAL if self._analyzer.has_ranks(target.name) else LONGEST_PAUSE
+                pause = min(max(2.0 * pause, INTERVAL), longest)
+            await asyncio.sleep(pause)
+
+    def _pause(self, target: Target) -> float:
+        """Return the seconds until the next request to a target that has just answered."""
+        if self._analyzer.has_ranks(target.name):
+            return INTERVAL - self._loop.time() % INTERVAL
+        return max(IDLE_INTERVAL, len(self._tasks) / IDLE_RATE)
+
+    async def _ask(self, target: Target) -> bool:
+        """Ask a target for what it has not sent yet. Return whether it has more. Raise RequestError."""
+        cursor = self._analyzer.cursor(target.name)
+        path = FACTS if cursor is None else f"{FACTS}?after={cursor!r}"
+        sent = self._analyzer.now()
+        headers = self._credentials if target.is_configured else {}
+        body = await get(target, path, headers, TIMEOUT, self._tls)
+        received = self._analyzer.now()
+        try:
+            answer = Answer.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))[:REASON_LIMIT]
+            raise RequestError(f"invalid answer: {where} {first['msg'][:REASON_LIMIT]}") from error
+        self._analyzer.take(target.name, answer, sent, received)
+        return len(answer.moments) == MOMENTS_LIMIT

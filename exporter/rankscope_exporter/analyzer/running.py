@@ -1,0 +1,79 @@
+"""The analyzer's threads: one asks the targets, another one judges once a second."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rankscope_exporter.analyzer.metrics import AnalyzerCollector
+from rankscope_exporter.analyzer.puller import Puller
+from rankscope_exporter.analyzer.service import SECOND, Analyzer
+from rankscope_exporter.analyzer.settings import AnalyzerFlags
+from rankscope_exporter.analyzer.targets import Targets, parse_source
+from rankscope_exporter.ranks.diagnosis_service import FindingFlags
+from rankscope_exporter.worker import Worker
+
+
+class Readiness:
+    """Answers the web server, which asks an exporter about its GPUs: the analyzer has none."""
+
+    is_released = False
+
+    def __init__(self, puller: Puller) -> None:
+        self._puller = puller
+
+    @property
+    def is_ready(self) -> bool:
+        """True if any target has answered."""
+        return self._puller.counts()["up"] > 0
+
+    def release(self, seconds: float) -> None:
+        """Do nothing."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+
+class AnalyzerError(Exception):
+    """A flag with a wrong value. The text names the flag, and has no secret."""
+
+
+@contextmanager
+def running(flags: AnalyzerFlags, settings: FindingFlags) -> Iterator[tuple[AnalyzerCollector, Readiness]]:
+    """Ask the targets and judge until the context ends; then save the state. Raise AnalyzerError."""
+    parts = [part for text in flags.analyze or () for part in map(str.strip, text.split(",")) if part]
+    try:
+        targets = Targets(map(parse_source, parts))
+    except ValueError as error:
+        raise AnalyzerError(f"--analyze: {error}") from error
+    tls, credentials = _tls(flags.analyze_ca), _credentials(flags.analyze_credentials)
+    analyzer = Analyzer(settings)
+    puller = Puller(targets, analyzer, tls, credentials)
+    collector = AnalyzerCollector(analyzer, puller.counts)
+    judging = Worker("judge", SECOND, collector.poll, "cannot judge the runs", analyzer.close)
+    with puller, judging:
+        yield collector, Readiness(puller)
+
+
+def _tls(path: Path | None) -> ssl.SSLContext:
+    """Return a context that accepts certificates of these CAs, by default of the system's. Raise AnalyzerError."""
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:
+        raise AnalyzerError(f"--analyze.ca-file: {path}: {error.strerror or 'not a PEM file'}") from error
+
+
+def _credentials(path: Path | None) -> str:
+    """Return the header of the user and password in a file; empty without one. Raise AnalyzerError."""
+    if path is None:
+        return ""
+    try:
+        line = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AnalyzerError(f"--analyze.basic-auth-file: {path} cannot be read") from error
+    if ":" not in line or "\n" in line:
+        raise AnalyzerError(f"--analyze.basic-auth-file: {path} is not one line of USER:PASSWORD")
+    return f"Basic {base64.b64encode(line.encode()).decode()}"

@@ -1,0 +1,132 @@
+"""A job on several nodes whose clock a test sets: each node has its own exporter, and the analyzer judges all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rankscope_exporter.analyzer.service import Analyzer
+from rankscope_exporter.diagnosis.findings import Finding
+from rankscope_exporter.diagnosis.judge import Verdict
+from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.node_facts.recorder import NodeFacts
+from rankscope_exporter.node_facts.wire import MICROSECONDS, Answer, Moment, SentRank
+from rankscope_exporter.ranks.diagnosis_service import FindingFlags
+from testing.judged_job import JudgedJob
+from testing.simulated_job import Job, Plan, even
+
+PULL_EVERY = 3
+
+
+class AnalyzedJob:
+    """A job with equally many ranks on each node, and all that judges it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 2,
+        ranks: int = 4,
+        ahead: Sequence[float] = (),
+        state_dir: Path | None = None,
+        start: float = 1000.0,
+        **labels: Any,
+    ) -> None:
+        """Set by how many seconds each node's clocks are ahead of the job's."""
+        directories = [directory / f"node-{node}" for node in range(nodes)]
+        for path in directories:
+            path.mkdir(parents=True)
+        labels = {"world_size": str(ranks), "group": f"0-{ranks - 1}", **labels}
+        self.job = Job.on_nodes(directories, ranks, start, **labels)
+        self.nodes = [JudgedJob(path, job=self.job) for path in directories]
+        self.facts = [NodeFacts(path.name, boot=f"boot of {path.name}") for path in directories]
+        for node, facts in zip(self.nodes, self.facts, strict=True):
+            node.diagnosis.on_look = facts.record
+        self.ahead = [*ahead] or [0.0] * nodes
+        self.silent: set[int] = set()
+        """The nodes whose exporters do not answer."""
+        self.verdicts: list[Verdict] = []
+        self._settings = FindingFlags(state_dir=state_dir)
+        self._polls = 0
+        self.start_analyzer()
+
+    def start_analyzer(self) -> None:
+        """Start with a new analyzer, as after a restart."""
+        self.analyzer = Analyzer(self._settings, clock=lambda: self.now)
+
+    def train(self, seconds: int, plan: Plan = even) -> AnalyzedJob:
+        """Train all ranks, poll each second and pull every third. Return this job."""
+        for until in [self.now + second for second in range(1, seconds + 1)]:
+            while self.now < until:
+                self.job.run(1, plan)
+            self.poll(self.now)
+        return self
+
+    @property
+    def now(self) -> float:
+        """The time of the rank that is furthest."""
+        return self.nodes[0].now
+
+    def wait(self, seconds: int, ended: Iterable[int] = ()) -> AnalyzedJob:
+        """Let seconds pass without progress. Return this job. Ranks in `ended` are killed at once."""
+        since, ended = self.now, [*ended]
+        for passed in range(1, seconds + 1):
+            self.poll(since + passed, ended)
+        return self
+
+    def poll(self, at: float, ended: Iterable[int] = ()) -> None:
+        """Read everything at that time on each node. Pull and judge every third time."""
+        for node in self.nodes:
+            node.poll(at, ended)
+        self._polls += 1
+        if self._polls % PULL_EVERY == 0:
+            self.pull(at)
+
+    def pull(self, at: float) -> None:
+        """Ask all exporters that answer, and judge."""
+        for number in {*range(len(self.facts))} - self.silent:
+            target, ahead = f"node-{number}", self.ahead[number]
+            cursor = self.analyzer.cursor(target)
+            body = self.facts[number].answer(None if cursor is None else cursor - ahead, at, is_packed=False)
+            self.analyzer.take(target, shifted(Answer.model_validate_json(body), ahead), at, at)
+        if found := self.analyzer.update(at):
+            self.diagnosis = found
+            self.verdicts += found.look.judged.verdicts
+
+    def findings(self) -> Sequence[Finding]:
+        """Return the open findings."""
+        return [finding for verdict in self.diagnosis.look.judged.verdicts for finding in verdict.findings]
+
+    def kinds(self) -> Collection[str]:
+        """Return the kinds of all findings so far."""
+        return {finding.kind for verdict in self.verdicts for finding in verdict.findings}
+
+
+def shifted(answer: Answer, seconds: float) -> Answer:
+    """Return the answer of a node whose clocks are ahead by so many seconds."""
+    moments = [
+        Moment.model_construct(
+            at=moment.at + seconds, gpus=moment.gpus, ranks=[_shifted_rank(sent, seconds) for sent in moment.ranks]
+        )
+        for moment in answer.moments
+    ]
+    return answer.model_copy(update={"now": answer.now + seconds, "moments": moments})
+
+
+def _shifted_rank(sent: SentRank, seconds: float) -> SentRank:
+    steps = [[*row[:2], row[2] + round(MICROSECONDS * seconds), *row[3:]] for row in sent.steps]
+    return sent.model_copy(update={"reading": _shifted(sent.reading, seconds), "steps": steps})
+
+
+def _shifted(one: RankReading, seconds: float) -> RankReading:
+    ended = replace(one.ended, at=one.ended.at + seconds) if one.ended else None
+    saved = None if one.last_checkpoint is None else one.last_checkpoint + seconds
+    times = {name: getattr(one, name) + seconds for name in ("at", "began", "last_progress", "phase_since")}
+    return replace(one, ended=ended, last_checkpoint=saved, **times)
+
+
+def as_words(finding: Finding) -> tuple[Any, ...]:
+    """Return a finding's kind, cause, severity and place, without the node."""
+    candidate = finding.candidate
+    return candidate.kind, candidate.cause, finding.severity, candidate.place._replace(node="")
