@@ -141,7 +141,7 @@ def test_long_steps_are_no_hangs_and_a_hang_is_found_by_their_pace(seconds: floa
 @pytest.mark.parametrize(
     ("seconds", "waited", "is_hang"), [(600.0, 185.0, False), (60.0, 400.0, True), (sum(STEP.values()), 185.0, True)]
 )
-def test_a_wait_that_is_short_beside_a_step_is_no_hang(seconds: float, waited: float, is_hang: bool) -> None:
+def test_a_wait_that_is_short_compared_with_a_step_is_no_hang(seconds: float, waited: float, is_hang: bool) -> None:
     factor = seconds / sum(STEP.values())
     trial = Trial(Training(3))
     watch(trial, 330.0 + 4.0 * seconds, scaled(factor))
