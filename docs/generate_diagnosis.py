@@ -35,7 +35,7 @@ same way. Prometheus' rules diagnose the others, and take over when neither answ
 Write the values that differ to a JSON file and start the exporter with `--collector.findings.thresholds FILE`:
 
 ```json
-{{"loss": 0.1, "checkpoint_overdue": 3600}}
+{{"tiers": [[0.15, 7], [0.1, 40]], "checkpoint_overdue": 3600}}
 ```
 
 The rules have their own thresholds in `deploy/prometheus/thresholds.yml`; change both.
