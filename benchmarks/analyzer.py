@@ -15,16 +15,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from testing.readings import RUN, SLOW, STEP, Change, Training, hang
+from testing.readings import SLOW, Change, hang
+from testing.split_training import SteppingTraining, answer_of
 
-from rankscope.record.layout import PHASES
-from rankscope.record.sampling import is_sampled
-from rankscope.record.snapshot import Step
 from rankscope_exporter.analyzer.request import unpack
 from rankscope_exporter.analyzer.service import Analyzer
 from rankscope_exporter.diagnosis.readings import RankReading
-from rankscope_exporter.node_facts.recorder import Part, joined, part
-from rankscope_exporter.node_facts.wire import VERSION, Answer, Moment, SentRank, row_of
+from rankscope_exporter.node_facts.recorder import Part
+from rankscope_exporter.node_facts.wire import Answer
 
 RANKS_PER_NODE, PULL = 8, 3
 HEALTHY, SLOWED, HUNG = 30, 15, 9
@@ -49,44 +47,16 @@ class Cost(NamedTuple):
     """Seconds from the onset to the finding."""
 
 
-class SteppingTraining(Training):
-    """A simulated run that keeps its new steps."""
-
-    def __init__(self, ranks: int, per_second: float) -> None:
-        super().__init__(ranks)
-        self.steps: dict[int, list[Step]] = defaultdict(list)
-        length = sum(STEP.values())
-        self._level_of_steps = max(0, (max(1, round(1 / (length * per_second))) - 1).bit_length())
-
-    def _finish_step(self) -> None:
-        super()._finish_step()
-        if not is_sampled(self._steps, self._level_of_steps):
-            return
-        for rank in self._ranks:
-            phases = tuple(rank.work.get(phase, 0.0) for phase in PHASES)
-            self.steps[rank.number].append(Step(self._steps, self._step_began + self._length, self._length, phases))
-
-
 def _nodes(readings: Sequence[RankReading]) -> Iterator[Sequence[RankReading]]:
     for first in range(0, len(readings), RANKS_PER_NODE):
         yield readings[first : first + RANKS_PER_NODE]
-
-
-def _encoded(training: SteppingTraining, at: float, ranks: Sequence[RankReading]) -> Part:
-    sent = [
-        SentRank.model_construct(
-            run=list(RUN), reading=one, clock="host", steps=[row_of(step) for step in training.steps.pop(one.rank, ())]
-        )
-        for one in ranks
-    ]
-    return part(Moment.model_construct(at=at, ranks=sent, gpus={}).model_dump_json(exclude_defaults=True).encode())
 
 
 class Measurement:
     """A run, the exporters of its nodes, and the analyzer, with the CPU seconds of each."""
 
     def __init__(self, ranks: int) -> None:
-        self.training = SteppingTraining(ranks, min(8.0, max(2.0, 512.0 / ranks)))
+        self.training = SteppingTraining(ranks)
         self._analyzer = Analyzer(clock=lambda: self.training.now)
         self._moments: dict[int, list[Part]] = defaultdict(list)
         self.encoding = self.reading = self.judging = 0.0
@@ -99,13 +69,13 @@ class Measurement:
         for at, readings in self.training.train(seconds, *changes):
             began = time.process_time()
             for number, of_node in enumerate(_nodes([readings[rank] for rank in sorted(readings)])):
-                self._moments[number].append(_encoded(self.training, at, of_node))
+                self._moments[number].append(self.training.encoded(at, of_node))
             self.encoding += time.process_time() - began
             if len(self._moments[0]) == PULL:
                 self._pull(at)
 
     def _pull(self, at: float) -> None:
-        bodies = {number: _answer(number, at, made) for number, made in self._moments.items()}
+        bodies = {number: answer_of(number, at, made) for number, made in self._moments.items()}
         self._moments.clear()
         self.bytes, self.answers = self.bytes + sum(map(len, bodies.values())), self.answers + len(bodies)
         began = time.process_time()
@@ -136,14 +106,6 @@ def measure(ranks: int) -> Cost:
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         one.found and one.found - HEALTHY,
     )
-
-
-def _answer(number: int, at: float, made: Sequence[Part]) -> bytes:
-    head = Answer.model_construct(version=VERSION, node=f"node-{number}", boot=f"boot-{number}", now=at, moments=[])
-    parts = [part(head.model_dump_json().encode().removesuffix(b"]}"))]
-    for index, moment in enumerate(made):
-        parts += [part(b","), moment] if index else [moment]
-    return joined([*parts, part(b"]}")], is_packed=True)
 
 
 def main() -> None:

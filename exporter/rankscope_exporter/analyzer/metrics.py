@@ -49,18 +49,22 @@ class AnalyzerCollector:
 
     def __init__(self, analyzer: Analyzer, targets: Callable[[], Mapping[str, int]]) -> None:
         self._analyzer = analyzer
-        self._targets = targets
+        self.targets = targets
         self._found: list[Metric] = []
 
     def poll(self) -> None:
         """Judge what is new."""
         if diagnosis := self._analyzer.update():
-            self._found = [*findings.families(diagnosis, self.name), *self._of_runs(diagnosis)]
+            self.show(diagnosis)
+
+    def show(self, diagnosis: Diagnosis) -> None:
+        """Show this result from now on."""
+        self._found = [*findings.families(diagnosis, self.name), *self._of_runs(diagnosis)]
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of the last poll."""
         yield BUILD.family({(__version__, platform.python_version()): 1.0})
-        yield TARGETS.family(dict(self._targets()))
+        yield TARGETS.family(dict(self.targets()))
         if look := self._analyzer.look:
             yield LATE.family(max(self._analyzer.now() - look.at, 0.0))
         yield from self._found

@@ -8,33 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from starlette.types import ASGIApp
+
 from rankscope_exporter.analyzer.metrics import AnalyzerCollector
+from rankscope_exporter.analyzer.page import create_analyzer_app
 from rankscope_exporter.analyzer.puller import Puller
 from rankscope_exporter.analyzer.service import SECOND, Analyzer
 from rankscope_exporter.analyzer.settings import AnalyzerFlags
 from rankscope_exporter.analyzer.targets import Targets, parse_source
+from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
 from rankscope_exporter.worker import Worker
-
-
-class Readiness:
-    """Answers the web server, which asks an exporter about its GPUs: the analyzer has none."""
-
-    is_released = False
-
-    def __init__(self, puller: Puller) -> None:
-        self._puller = puller
-
-    @property
-    def is_ready(self) -> bool:
-        """True if any target has answered."""
-        return self._puller.counts()["up"] > 0
-
-    def release(self, seconds: float) -> None:
-        """Do nothing."""
-
-    def resume(self) -> None:
-        """Do nothing."""
 
 
 class AnalyzerError(Exception):
@@ -42,8 +26,11 @@ class AnalyzerError(Exception):
 
 
 @contextmanager
-def running(flags: AnalyzerFlags, settings: FindingFlags) -> Iterator[tuple[AnalyzerCollector, Readiness]]:
-    """Ask the targets and judge until the context ends; then save the state. Raise AnalyzerError."""
+def running(flags: AnalyzerFlags, settings: FindingFlags, address: str) -> Iterator[ASGIApp]:
+    """Yield the pages, and ask the targets and judge until the context ends; then save the state.
+
+    Raise AnalyzerError.
+    """
     parts = [part for text in flags.analyze or () for part in map(str.strip, text.split(",")) if part]
     try:
         targets = Targets(map(parse_source, parts))
@@ -51,11 +38,11 @@ def running(flags: AnalyzerFlags, settings: FindingFlags) -> Iterator[tuple[Anal
         raise AnalyzerError(f"--analyze: {error}") from error
     tls, credentials = _tls(flags.analyze_ca), _credentials(flags.analyze_credentials)
     analyzer = Analyzer(settings)
-    puller = Puller(targets, analyzer, tls, credentials)
+    puller = Puller(targets, analyzer, tls, credentials, address)
     collector = AnalyzerCollector(analyzer, puller.counts)
     judging = Worker("judge", SECOND, collector.poll, "cannot judge the runs", analyzer.close)
     with puller, judging:
-        yield collector, Readiness(puller)
+        yield create_analyzer_app(Scrape([collector]), analyzer, collector)
 
 
 def _tls(path: Path | None) -> ssl.SSLContext:

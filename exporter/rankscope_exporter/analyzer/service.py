@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,8 @@ from rankscope_exporter.analyzer.merge import Joined, Merge
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import Judged, Judges, Limits
 from rankscope_exporter.diagnosis.readings import Run
+from rankscope_exporter.ledger.account import Account
+from rankscope_exporter.ledger.accounts import recent
 from rankscope_exporter.ledger.owner_files import OwnerFiles
 from rankscope_exporter.node_facts.wire import Answer
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
@@ -47,6 +49,9 @@ class Analyzer(JudgedRuns):
         self._interrupted: set[Run] = set()
         """The runs whose findings of losses have ended since then."""
         self._last: dict[Run, Verdict] = {}
+        self._accounts: dict[Run, Account] = {}
+        self._ended: dict[Run, list[dict[str, Any]]] = {}
+        """The findings that have ended in the last minutes."""
         self.missing: Mapping[Run, Sequence[str]] = {}
         """The runs of which ranks are missing, with the names of the nodes."""
         self._empty = Scan((), Counter())
@@ -100,7 +105,19 @@ class Analyzer(JudgedRuns):
         limited = self._count_limited(look)
         self._count_lost(look)
         self._save_if_due(at)
-        return Diagnosis(look, self._lost, limited, (), ())
+        return Diagnosis(look, self._lost, limited, (), [*self._entries(look)])
+
+    def _entries(self, look: Look) -> Iterator[Mapping[str, Any]]:
+        """Yield the open findings with their largest and mean ratio, and those that have ended in the last minutes."""
+        verdicts = {verdict.run: verdict for verdict in look.judged.verdicts}
+        known = verdicts.keys() | look.readings.keys()
+        self._accounts = {run: self._accounts.get(run) or Account(run[0], run[1], "".join(run[2:])) for run in known}
+        for run, account in self._accounts.items():
+            ended = [*self._ended.get(run, ()), *account.find(verdicts.get(run), look)]
+            self._ended[run] = recent(ended, look.unix)
+            yield from self._ended[run]
+            yield from account.findings.values()
+        self._ended = {run: self._ended[run] for run in known}
 
     def _interrupt(self, at: float, joined: Joined) -> None:
         """End the findings about late ranks and transfer of runs that lack a node for a minute: they are unknown."""

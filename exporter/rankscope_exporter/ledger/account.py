@@ -226,6 +226,11 @@ class Account:
             rank = self.ranks[str(one.rank)]
             rank.cpu = max(rank.cpu, used)
 
+    def find(self, verdict: Verdict | None, look: Look) -> list[dict[str, Any]]:
+        """Add the findings of one poll, and nothing else. Return those that have ended since the last one."""
+        self.at = look.unix
+        return self._find(verdict, look)
+
     def _find(self, verdict: Verdict | None, look: Look) -> list[dict[str, Any]]:
         found = {}
         for finding in verdict.findings if verdict else ():

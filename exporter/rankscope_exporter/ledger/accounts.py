@@ -55,7 +55,7 @@ class Accounts:
                 self._accounts[run] = saved or Account(run[0], run[1], "".join(run[2:]))
             self._update(self._accounts[run], look, members, verdicts.get(run), resident)
         self._accounts = {run: self._accounts[run] for run in ranks}
-        self._ended = {run: _recent(ended, look.unix) for run, ended in self._ended.items() if run in ranks}
+        self._ended = {run: recent(ended, look.unix) for run, ended in self._ended.items() if run in ranks}
         self._finish_lost()
 
     def gpu_seconds(self) -> Iterator[tuple[Account, Mapping[str, float]]]:
@@ -104,7 +104,7 @@ class Accounts:
         self._saved[account.key] = account
 
 
-def _recent(ended: list[dict[str, Any]], unix: float) -> list[dict[str, Any]]:
+def recent(ended: list[dict[str, Any]], unix: float) -> list[dict[str, Any]]:
     """Return the newest of the findings that have ended in the last minutes, each by its newest end."""
     return [entry for entry in ended if unix - entry["end"] < ENDED_SHOWN_SECONDS][-ENDED_LIMIT:]
 

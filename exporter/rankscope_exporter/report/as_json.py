@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-
-from rankscope_exporter.report.runs import NodeReport
+from typing import Any
 
 DIGITS = 6
 
 
-def as_json(report: NodeReport) -> str:
-    """Return the report as one line of JSON, in ASCII."""
+def as_json(report: Any) -> str:
+    """Return the report, a dataclass, as one line of JSON, in ASCII."""
     return json.dumps(_plain(asdict(report)), allow_nan=False)
 
 

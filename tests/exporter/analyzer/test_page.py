@@ -1,0 +1,85 @@
+"""The analyzer's pages: what they say of runs, missing nodes and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from testing.analyzed_job import AnalyzedJob
+from testing.simulated_job import lagging
+
+from rankscope_exporter.analyzer.metrics import METRICS, AnalyzerCollector
+from rankscope_exporter.analyzer.page import create_analyzer_app
+from rankscope_exporter.exposition.scrape import Scrape
+
+SLOW = lagging("forward", laggard=3)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> AnalyzedJob:
+    return AnalyzedJob(tmp_path).train(40)
+
+
+def client(job: AnalyzedJob, targets: Mapping[str, int]) -> TestClient:
+    collector = AnalyzerCollector(job.analyzer, lambda: targets)
+    return TestClient(create_analyzer_app(Scrape([collector]), job.analyzer, collector))
+
+
+def test_a_healthy_run_is_said_to_be_one(job: AnalyzedJob) -> None:
+    page = client(job, {"up": 2, "failing": 0}).get("/").text
+    assert "Targets that answer: 2. Targets that do not: 0." in page
+    assert "4 of 4 ranks on node-0, node-1" in page
+    assert "No problem found." in page
+
+
+def test_a_finding_has_its_sentence_and_advice(job: AnalyzedJob) -> None:
+    job.train(20, SLOW)
+    pages = client(job, {"up": 2, "failing": 0})
+    (run,) = pages.get("/api/v1/runs").json()["runs"]
+    (finding,) = run["findings"]
+    assert (finding["kind"], finding["rank"], finding["node"], run["is_judged"]) == ("straggler", 3, "node-1", True)
+    page = pages.get("/").text
+    assert finding["sentence"] in page
+    assert finding["advice"] in page
+    assert "No problem found." not in page
+
+
+def test_a_node_that_does_not_answer_is_named(job: AnalyzedJob) -> None:
+    job.silent = {1}
+    job.train(20)
+    pages = client(job, {"up": 1, "failing": 1})
+    page = pages.get("/").text
+    assert "Not fully diagnosed: no answer from node-1." in page
+    assert "No problem found." not in page
+    assert pages.get("/api/v1/runs").json()["runs"][0]["missing_nodes"] == ["node-1"]
+
+
+def test_it_is_ready_when_a_target_has_answered(job: AnalyzedJob) -> None:
+    assert client(job, {"up": 1, "failing": 1}).get("/-/ready").status_code == 200
+    assert client(job, {"up": 0, "failing": 1}).get("/-/ready").status_code == 503
+
+
+def test_its_metrics_are_the_declared_ones_and_those_of_findings(job: AnalyzedJob) -> None:
+    collector = AnalyzerCollector(job.analyzer, lambda: {"up": 2, "failing": 0})
+    job.train(20, SLOW)
+    collector.show(job.diagnosis)
+    found = {family.name: family.samples for family in collector.collect()}
+    assert {declared.name for declared in METRICS} <= found.keys()
+    (ratio,) = found["rankscope_finding_ratio"]
+    assert (ratio.labels["kind"], ratio.labels["rank"], ratio.labels["node"]) == ("straggler", "3", "node-1")
+    (judged,) = found["rankscope_run_judged_info"]
+    assert judged.labels["by"] == "analyzer"
+    assert [one.value for one in found["rankscope_analyzer_run_ranks"]] == [4.0]
+    (peak,) = found["rankscope_finding_peak_ratio"]
+    assert peak.labels == ratio.labels
+    assert peak.value >= ratio.value
+
+
+def test_a_finding_that_has_ended_is_shown_with_its_end(job: AnalyzedJob) -> None:
+    job.train(20, SLOW).train(40)
+    assert not job.findings()
+    (entry,) = job.diagnosis.findings
+    assert (entry["kind"], entry["rank"]) == ("straggler", "3")
+    assert entry["end"] > entry["begin"]
