@@ -103,8 +103,10 @@ succession: venv servers ## inject two faults one after the other, simulated and
 	@RANKS=2 $(BIN)/python -m validation.succession --real asynchronous --save
 	@RANKS=2 $(BIN)/python -m validation.new_user --save
 
-nodes: venv servers ## distinguish a slow rank, a rotating straggler and a slow network on eight nodes of one rank each
-	@$(BIN)/python -m validation.gauntlet.nodes --save
+nodes: venv servers ## compare the findings of a run on one node and on several, and measure the time to find on two and four nodes (2 hours)
+	@$(BIN)/python -m validation.split_runs --save
+	@$(BIN)/python -m validation.time_to_find --nodes 2 4 --save
+	@$(BIN)/python -m validation.time_to_find --nodes 2 4 --device asynchronous --save
 
 month: venv servers ## evaluate the rules on a thousand simulated days of healthy runs, and on faulty runs (4 hours)
 	@$(BIN)/python -m validation.month $(MONTH)

@@ -1,31 +1,35 @@
-"""Measure the time until a fault is found on its node and notified, live and as shipped.
+"""Measure the time until a fault is found and notified, on one node or on several, live and as shipped.
 
     python -m validation.time_to_find --save
     python -m validation.time_to_find --device asynchronous --save
+    python -m validation.time_to_find --nodes 2 4 --save
 
 Faults of the gauntlet that slow down steps (1.4 times as long), and a hang, are injected into a real job of four ranks.
-Exporter, Prometheus, Alertmanager and thresholds are real and as shipped; one Prometheus scrapes every 5 s, another
-every 15 s. Seconds are from the onset to the first `/api/v1/runs` with the right finding, and to the notification at
-the receiver. The GPUs and the device's time are simulated.
+Exporters, Prometheus, Alertmanager and thresholds are real and as shipped; one Prometheus scrapes every 5 s, another
+every 15 s. With several nodes, each has an exporter and its share of the ranks, and an analyzer asks them all; the
+nodes are names, run directories and GPUs on one machine, with one clock. Seconds are from the onset to the first
+`/metrics` of the exporter, or of the analyzer, with the right finding, and to the notification at the receiver. The
+GPUs and the device's time are simulated.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import yaml
 from deploy.prometheus import shipped
-from testing import report
+from prometheus_client.parser import text_string_to_metric_families
+from testing import report, servers
+from testing.exporter_process import metrics
 from testing.job.device import ASYNCHRONOUS, GLOO
 from testing.job.launch import RANKS
 from testing.report import table
@@ -47,49 +51,57 @@ TRAINS_FOR = 630.0  # seconds before the first fault: then the run has a pace an
 CALM_FOR, CALM_WITHIN = 30.0, 240.0  # seconds without any finding or alert between two faults
 FOUND_WITHIN = 150.0
 BRISK = "5s"
+INTERVALS = ("15s", BRISK)
+BOUND = "found: median 10 s, P90 15 s on the host, 15 and 25 s on the device, a hang 60 s; notified: P90 35 and 75 s"
+BOUND_ON_NODES = (
+    "found: median 10 s, P90 15 s, a hang 60 s; notified at a scrape interval of 15 s: median 32 s, P90 50 s"
+)
+DIVISORS = [nodes for nodes in range(1, RANKS + 1) if RANKS % nodes == 0]
 READY = f"count(rankscope_rank_up == 1) == {RANKS}"
 
 
-def _brisk_config(exporters: Sequence[str], alertmanager: str | None = None) -> str:
+def _config(interval: str, analyzers: Sequence[str], exporters: Sequence[str], alertmanager: str | None = None) -> str:
+    """Return a prometheus.yml that scrapes exporters and analyzers at this interval."""
     config = shipped.prometheus_document(exporters, alertmanager)
-    config["global"] |= {"scrape_interval": BRISK, "evaluation_interval": BRISK}
-    config["rule_files"] = [str(shipped.HERE / f"rules/{BRISK}.yml")]
+    config["global"] |= {"scrape_interval": interval, "evaluation_interval": interval}
+    config["rule_files"] = [str(shipped.HERE / f"rules/{interval}.yml")]
+    if analyzers:
+        job = {"job_name": "rankscope-analyzer", "static_configs": [{"targets": list(analyzers)}]}
+        config["scrape_configs"].append(job)
     return yaml.safe_dump(config, sort_keys=False)
 
 
-SPEEDS = {
-    "15s": shipped,
-    BRISK: SimpleNamespace(alertmanager_config=shipped.alertmanager_config, prometheus_config=_brisk_config),
-}
-
-
 class MonitoredArena(Arena):
-    """A node that is monitored at both speeds, with the thresholds of production."""
+    """Nodes that are monitored at both speeds, with the thresholds of production."""
 
-    def __init__(self, directory: Path, memory: Path, device: str) -> None:
-        super().__init__(directory, memory, device, thresholds=None)
-        self.stacks = {name: self._stack(directory / name, name) for name in SPEEDS}
+    def __init__(self, directory: Path, memory: Path, device: str, nodes: int) -> None:
+        super().__init__(directory, memory, device, thresholds=None, nodes=nodes)
+        targets = [exporter.address for exporter in self.exporters]
+        self.analyzers = [servers.analyzer(directory, targets)] if nodes > 1 else []
+        self.stacks = {interval: self._stack(directory / interval, interval, targets) for interval in INTERVALS}
         self.stack = self.stacks[BRISK]
 
-    def _stack(self, directory: Path, name: str) -> Stack:
+    def _stack(self, directory: Path, interval: str, targets: Sequence[str]) -> Stack:
         directory.mkdir()
-        return Stack(directory, [], speed=SPEEDS[name], targets=[self.exporter.address])
+        config = partial(_config, interval, [analyzer.address for analyzer in self.analyzers])
+        speed: Any = SimpleNamespace(alertmanager_config=shipped.alertmanager_config, prometheus_config=config)
+        return Stack(directory, [], speed=speed, targets=targets)
 
     def _start(self, started: ExitStack) -> None:
-        self.exporter.start()
-        started.callback(self.exporter.stop)
+        for server in (*self.exporters, *self.analyzers):
+            server.start()
+            started.callback(server.stop)
         for stack in self.stacks.values():
             started.enter_context(stack)
         super()._start(started)
 
     def findings(self) -> Iterator[dict[str, str]]:
-        """Yield the labels of the exporter's current findings."""
-        with urllib.request.urlopen(f"{self.exporter.url}/api/v1/runs", timeout=5) as answer:
-            runs = json.load(answer)["runs"]
-        for run in runs:
-            for one in run["findings"]:
-                place = {name: str(one[name]) for name in ("rank", "gpu", "node") if one[name] not in (None, "")}
-                yield {**place, **{name: one[name] for name in ("kind", "cause", "severity")}, "run": run["run"]}
+        """Yield the labels of the current findings of the analyzer, or of the exporter of the only node."""
+        (judge,) = self.analyzers or self.exporters
+        lines = (line for line in metrics(judge.url) if line.startswith("rankscope_finding_ratio{"))
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                yield {name: value for name, value in sample.labels.items() if value}
 
     def become_calm(self) -> bool:
         """Wait until there was no finding and no alert for a while. Return whether that happened."""
@@ -111,7 +123,7 @@ def measure(arena: MonitoredArena, name: str, case: Case, target: Target) -> dic
     time.sleep(random.uniform(0.0, 15.0))
     case.inject(arena, target)
     onset, seen = arena.onset, list[tuple[dict[str, str], float]]()
-    notified: dict[str, float | None] = dict.fromkeys(SPEEDS)
+    notified: dict[str, float | None] = dict.fromkeys(INTERVALS)
 
     def has_come() -> bool:
         known = [labels for labels, _ in seen]
@@ -128,7 +140,15 @@ def measure(arena: MonitoredArena, name: str, case: Case, target: Target) -> dic
 
 
 def body(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Return medians and high quantiles, and a row for each fault."""
+    """Return medians and high quantiles, and a row for each fault; below a heading for each number of nodes."""
+    counts = dict.fromkeys(line["nodes"] for line in lines)
+    if list(counts) == [1]:
+        return _tables(lines)
+    parts = [(f"## {nodes} nodes", _tables([line for line in lines if line["nodes"] == nodes])) for nodes in counts]
+    return [text for heading, tables in parts for text in (heading, *tables)]
+
+
+def _tables(lines: Sequence[dict[str, Any]]) -> list[str]:
     slow = [line for line in lines if not line["case"].startswith(HANGS)]
     hangs = [line for line in lines if line["case"].startswith(HANGS)]
     rows = [_summary("faults that slow steps", slow), _summary("hangs", hangs)]
@@ -153,12 +173,12 @@ def _summary(name: str, lines: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _monitored(device: str) -> Iterator[MonitoredArena]:
+def _monitored(device: str, nodes: int) -> Iterator[MonitoredArena]:
     prefix = "rankscope-find-"
     with (
         tempfile.TemporaryDirectory(prefix=prefix) as directory,
         tempfile.TemporaryDirectory(prefix=prefix, dir="/dev/shm") as memory,
-        MonitoredArena(Path(directory), Path(memory), device) as arena,
+        MonitoredArena(Path(directory), Path(memory), device, nodes) as arena,
     ):
         yield arena
 
@@ -167,6 +187,9 @@ def main() -> int:
     """Measure, print and publish. Return 1 if a fault is not found, or found wrongly."""
     parser = report.parser(__doc__)
     parser.add_argument("--device", choices=FAULTS, default=GLOO)
+    parser.add_argument(
+        "--nodes", type=int, choices=DIVISORS, nargs="+", default=[1], metavar="N", help="one after the other (1)"
+    )
     parser.add_argument("--only", nargs="+", metavar="CASE")
     parser.add_argument("--seed", type=int, default=101)
     options = parser.parse_args()
@@ -175,17 +198,19 @@ def main() -> int:
         (name, case) for name, case in all_cases().items() if name.startswith(wanted) and options.device in case.devices
     ]
     random.seed(options.seed)
-    lines = []
-    with _monitored(options.device) as arena:
-        time.sleep(TRAINS_FOR)
-        for name, case in random.sample(named, len(named)):
-            lines.append(measure(arena, name, case, Target(rank=random.randrange(1, 4))))
-            print(lines[-1], file=sys.stderr, flush=True)
-    name = "time_to_find" if options.device == GLOO else "time_to_find_asynchronous"
-    bound = (
-        "found: median 10 s, P90 15 s on the host, 15 and 25 s on the device, a hang 60 s; notified: P90 35 and 75 s"
-    )
-    report.Report(name, "Time to find a fault", __doc__, bound, body(lines), lines).publish(options.save)
+    lines: list[dict[str, Any]] = []
+    for nodes in options.nodes:
+        with _monitored(options.device, nodes) as arena:
+            time.sleep(TRAINS_FOR)
+            for name, case in random.sample(named, len(named)):
+                line = measure(arena, name, case, Target(rank=random.randrange(1, RANKS)))
+                lines.append({"nodes": nodes, **line})
+                print(lines[-1], file=sys.stderr, flush=True)
+    is_split = options.nodes != [1]
+    name = "time_to_find" + "_nodes" * is_split + f"_{ASYNCHRONOUS}" * (options.device == ASYNCHRONOUS)
+    title = "Time to find a fault" + " of a run on several nodes" * is_split
+    bound = BOUND_ON_NODES if is_split else BOUND
+    report.Report(name, title, __doc__, bound, body(lines), lines).publish(options.save)
     return 0 if all(_right(line) == "right" for line in lines) else 1
 
 

@@ -1,4 +1,4 @@
-"""The place of faults: one training job after another on a node of six simulated GPUs, and the stack that monitors it.
+"""The place of faults: one training job after another on nodes with simulated GPUs, and the stack that monitors them.
 
 A fault uses only the methods here. The arena knows no fault, and the stack does not know the arena.
 """
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +21,10 @@ from testing.job.device import GLOO
 from testing.job.launch import RANKS, STARTS_WITHIN, JobError, TrainingJob
 from testing.servers import Prometheus
 from testing.stack import Stack, wait_for
+from validation.gauntlet.node_job import node
 
 from rankscope.record import layout
+from rankscope_exporter.simulation import simulated_uuid
 
 THRESHOLDS = Path(__file__).with_name("thresholds.json")
 """Limits of the exporter's findings for runs of a minute."""
@@ -34,10 +37,29 @@ READY = f"count(rankscope_rank_up == 1) == {RANKS} and count(rate(rankscope_rank
 SomeArena = TypeVar("SomeArena", bound="Arena")
 
 
-class Arena:
-    """One node. Its job starts and ends with the context. Nothing outside is changed.
+class NodesJob(TrainingJob):
+    """A job on several nodes: each rank has the name, the run directory and the GPUs of its node (node_job.py)."""
 
-    Its exporter is started by the stack that monitors the node.
+    script = "validation.gauntlet.node_job"
+
+    def __init__(self, *arguments: Any, ranks_per_node: int = 1, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._ranks_per_node = ranks_per_node
+
+    def environment(self) -> dict[str, str]:
+        places = (divmod(rank, self._ranks_per_node) for rank in range(self.ranks))
+        uuids = ",".join(simulated_uuid(gpu, self._machine + machine) for machine, gpu in places)
+        return {
+            **super().environment(),
+            "CUDA_VISIBLE_DEVICES": uuids,
+            "RANKS_PER_NODE": str(self._ranks_per_node),
+        }
+
+
+class Arena:
+    """One node, or several. Their job starts and ends with the context. Nothing outside is changed.
+
+    Their exporters are started by the stack that monitors the nodes.
     """
 
     stack: Stack
@@ -53,27 +75,22 @@ class Arena:
         machine: int = 0,
         exporter: Sequence[str] = ("rankscope_exporter",),
         thresholds: Path | None = THRESHOLDS,
+        nodes: int = 1,
         **healthy: Any,
     ) -> None:
-        """Prepare the node. `memory` is a tmpfs directory for records and for control files of ranks and GPUs.
+        """Prepare the nodes. `memory` is a tmpfs directory for records and for control files of ranks and GPUs.
 
         `directory` is for logs and databases, `exporter` is the module and arguments that run one, and `healthy` is
-        how a healthy rank differs from the default behavior.
+        how a healthy rank differs from the default behavior. `nodes` must divide the number of ranks.
         """
-        self.run = run
+        self.run, self.nodes, self._ranks_per_node = run, nodes, RANKS // nodes
         self._memory, self._device, self._machine, self._healthy = memory, device, machine, healthy
         self._run_dir, self._claims = memory / "run", memory / "claims"
         self._changes, self._holders = memory / "gpus", memory / "holders"
         self._newer = self._run_dir / "newer.rank"
-        for made in (self._run_dir, self._claims, self._changes, self._holders):
-            made.mkdir(parents=True, exist_ok=True)
-        scenario = directory / "scenario.yml"
-        control = {"processes_dir": str(self._holders), "changes_dir": str(self._changes)}
-        gpus = {"gpus": GPUS, "machine": machine, "model": {"nvlinks": 18}, "follow_ranks": True, **control}
-        scenario.write_text(yaml.safe_dump(gpus))
-        flags = [f"--collector.allocation.slurm-dir={self._claims}"]
-        flags += [f"--collector.findings.thresholds={thresholds}"] if thresholds else []
-        self.exporter = servers.exporter(directory, str(scenario), self._run_dir, flags=flags, module=exporter)
+        flags = [f"--collector.findings.thresholds={thresholds}"] if thresholds else []
+        self.exporters = [self._exporter(directory, index, exporter, flags) for index in range(nodes)]
+        self.exporter = self.exporters[0]
         self._jobs = 0
         self._children: list[subprocess.Popen[bytes]] = []
         self.onset = 0.0
@@ -98,15 +115,17 @@ class Arena:
 
     def change_gpu(self, gpu: int, **state: Any) -> None:
         """Change the state of a simulated GPU (simulation/changes.py)."""
-        path = self._changes / f"{gpu}.yml"
+        on, index = self._place(gpu)
+        path = self._part(self._changes, on) / f"{index}.yml"
         path.with_suffix(".draft").write_text(yaml.safe_dump(state))
         path.with_suffix(".draft").rename(path)
         self._mark_onset(time.time())
 
     def hold_memory(self, gpu: int, memory: str) -> None:
         """Start a process that is no rank and holds memory of a GPU, such as "20 GiB"."""
-        command = ["-m", "rankscope_exporter.simulation.hold", f"--dir={self._holders}"]
-        self._spawn(*command, f"--gpu={gpu}", f"--memory={memory}")
+        on, index = self._place(gpu)
+        command = ["-m", "rankscope_exporter.simulation.hold", f"--dir={self._part(self._holders, on)}"]
+        self._spawn(*command, f"--gpu={index}", f"--memory={memory}")
 
     def crowd(self, rank: int, hogs: int) -> None:
         """Pin a rank to one CPU, and start `hogs` busy processes on it."""
@@ -120,12 +139,14 @@ class Arena:
         if self._jobs:
             self.job.terminate()
         self._jobs += 1
-        self.job = TrainingJob(self._memory / f"job-{self._jobs}", self.run, self._run_dir, self._device, self._machine)
+        kind = partial(NodesJob, ranks_per_node=self._ranks_per_node) if self.nodes > 1 else TrainingJob
+        self.job = kind(self._memory / f"job-{self._jobs}", self.run, self._run_dir, self._device, self._machine)
         self.job.start(**{**self._healthy, **behavior})
 
     def claim(self, gpu: int) -> None:
         """Allocate a GPU to a job of another user, as a scheduler does."""
-        (self._claims / str(gpu)).write_text("4711 alice notebook\n")
+        on, index = self._place(gpu)
+        (self._part(self._claims, on) / str(index)).write_text("4711 alice notebook\n")
         self._mark_onset(time.time())
 
     def stop_exporter(self) -> None:
@@ -157,7 +178,7 @@ class Arena:
     def heal(self) -> float:
         """Undo everything, with a new job if this one has ended. Return when all was healthy again. Raises JobError."""
         self._stop_children()
-        for path in (*self._changes.glob("*.yml"), *self._claims.iterdir()):
+        for path in (*self._changes.rglob("*.yml"), *filter(Path.is_file, self._claims.rglob("*"))):
             path.unlink()
         self._newer.unlink(missing_ok=True)
         if self.exporter.pid is None:
@@ -171,6 +192,29 @@ class Arena:
             self._unpin_ranks()
         self.onset = 0.0
         return healed
+
+    def _exporter(self, directory: Path, index: int, module: Sequence[str], flags: Sequence[str]) -> servers.Server:
+        """Return the exporter of a node with the GPUs of its ranks and two others."""
+        places = (directory, self._run_dir, self._claims, self._changes, self._holders)
+        directory, run_dir, claims, changes, holders = (self._part(place, index) for place in places)
+        control = {"processes_dir": str(holders), "changes_dir": str(changes)}
+        gpus = {"gpus": self._ranks_per_node + GPUS - RANKS, "machine": self._machine + index, "follow_ranks": True}
+        scenario = directory / "scenario.yml"
+        scenario.write_text(yaml.safe_dump({**gpus, "model": {"nvlinks": 18}, **control}))
+        flags = [f"--collector.allocation.slurm-dir={claims}", *flags]
+        flags += [f"--node={node(index)}"] if self.nodes > 1 else []
+        return servers.exporter(directory, str(scenario), run_dir, flags=flags, module=module)
+
+    def _part(self, directory: Path, index: int) -> Path:
+        """Return a node's part of a directory: all of it if there is one node."""
+        part = directory / node(index) if self.nodes > 1 else directory
+        part.mkdir(parents=True, exist_ok=True)
+        return part
+
+    def _place(self, gpu: int) -> tuple[int, int]:
+        """Return the node of a GPU, and its index there. Spare GPUs are on the last node."""
+        index = min(gpu // self._ranks_per_node, self.nodes - 1)
+        return index, gpu - index * self._ranks_per_node
 
     def _start(self, started: ExitStack) -> None:
         started.callback(self._end)

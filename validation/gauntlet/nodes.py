@@ -1,4 +1,4 @@
-"""Distinguish a slow rank, a rotating straggler and a slow network on eight nodes of one rank each (`make nodes`).
+"""Distinguish a slow rank, a rotating straggler and a slow network on eight nodes of one rank each.
 
     python -m validation.gauntlet.nodes --device asynchronous --rounds 1 --save
 
@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 
 from testing import report, servers
 from testing.job.device import DEVICES
-from testing.job.launch import TrainingJob
 from testing.stack import Stack, wait_for
 from testing.webhook import Notification
-from validation.gauntlet.arena import become_quiet
+from validation.gauntlet.arena import NodesJob, become_quiet
 from validation.gauntlet.node_job import node
 
 NODES = 8
@@ -57,11 +56,13 @@ FAULTS = {
 }
 
 
-class NodesJob(TrainingJob):
-    """The job of eight ranks on eight nodes."""
+class EightNodesJob(NodesJob):
+    """The job of eight ranks on eight nodes, without GPUs."""
 
     ranks = NODES
-    script = "validation.gauntlet.node_job"
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "CUDA_VISIBLE_DEVICES": ""}
 
 
 RULES, ANALYZER = JUDGES = ("rules", "analyzer")
@@ -70,7 +71,7 @@ NOT_YET: dict[str, tuple[str, ...]] = {ANALYZER: ("rotating straggler",)}
 
 
 @contextmanager
-def arena(device: str, judge: str) -> Iterator[tuple[Stack, NodesJob]]:
+def arena(device: str, judge: str) -> Iterator[tuple[Stack, EightNodesJob]]:
     """Yield the stack and the job, once all ranks train."""
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-nodes-") as name,
@@ -84,7 +85,7 @@ def arena(device: str, judge: str) -> Iterator[tuple[Stack, NodesJob]]:
             exporters.append(servers.exporter(directory, "1", run_dir / node(rank), node(rank), flags))
         if judge == ANALYZER:
             exporters.append(servers.analyzer(directory, [exporter.address for exporter in exporters]))
-        job = NodesJob(Path(memory, "job"), RUN, run_dir, device)
+        job = EightNodesJob(Path(memory, "job"), RUN, run_dir, device)
         with Stack(directory, exporters) as stack:
             job.start(**STEP)
             try:
@@ -94,7 +95,7 @@ def arena(device: str, judge: str) -> Iterator[tuple[Stack, NodesJob]]:
                 job.terminate()
 
 
-def inject(stack: Stack, job: NodesJob, name: str, rank: int) -> dict[str, Any]:
+def inject(stack: Stack, job: EightNodesJob, name: str, rank: int) -> dict[str, Any]:
     """Inject a fault, heal it, and return its notifications and the clock that measured it."""
     fault = FAULTS[name]
     first = len(stack.webhook.notifications)
@@ -155,7 +156,7 @@ def _in_words(labels: dict[str, str]) -> str:
 
 def main() -> int:
     """Inject all faults and publish. Return 1 if a notification is not right."""
-    parser = report.parser(__doc__, prog="make nodes")
+    parser = report.parser(__doc__, prog="nodes")
     parser.add_argument("--device", choices=DEVICES, nargs="+", default=list(DEVICES))
     parser.add_argument("--judge", choices=JUDGES, nargs="+", default=list(JUDGES))
     parser.add_argument("--rounds", type=int, default=3, help="rounds of all three faults (%(default)s)")

@@ -24,7 +24,7 @@ class Node(Arena):
     def __init__(self, directory: Path, memory: Path, run: str) -> None:
         self._clock = directory / "clock"
         self._run_dir_mounted = memory / "run"
-        healthy = {"forward": Behavior.forward * PACE, "backward": Behavior.backward * PACE}
+        healthy: dict[str, Any] = {"forward": Behavior.forward * PACE, "backward": Behavior.backward * PACE}
         self.set_clock(0)
         (state := directory / "state").mkdir()
         exporter = ("validation.soak.exporter", str(self._clock), f"--state-dir={state}")

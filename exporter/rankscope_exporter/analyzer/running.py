@@ -1,4 +1,4 @@
-"""The analyzer's threads: one asks the targets, another one judges once a second."""
+"""The analyzer's threads: one asks the targets, another one judges each second that they have sent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from starlette.types import ASGIApp
 from rankscope_exporter.analyzer.metrics import AnalyzerCollector
 from rankscope_exporter.analyzer.page import create_analyzer_app
 from rankscope_exporter.analyzer.puller import Puller
-from rankscope_exporter.analyzer.service import SECOND, Analyzer
+from rankscope_exporter.analyzer.service import Analyzer
 from rankscope_exporter.analyzer.settings import AnalyzerFlags
 from rankscope_exporter.analyzer.targets import Targets, parse_source
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
 from rankscope_exporter.worker import Worker
+
+JUDGE_INTERVAL = 0.25
+"""Seconds between two checks whether a second can be judged: the longest time for which an answer waits."""
 
 
 class AnalyzerError(Exception):
@@ -40,7 +43,7 @@ def running(flags: AnalyzerFlags, settings: FindingFlags, address: str) -> Itera
     analyzer = Analyzer(settings)
     puller = Puller(targets, analyzer, tls, credentials, address)
     collector = AnalyzerCollector(analyzer, puller.counts)
-    judging = Worker("judge", SECOND, collector.poll, "cannot judge the runs", analyzer.close)
+    judging = Worker("judge", JUDGE_INTERVAL, collector.poll, "cannot judge the runs", analyzer.close)
     with puller, judging:
         yield create_analyzer_app(Scrape([collector]), analyzer, collector)
 
