@@ -1,10 +1,11 @@
-"""Measure the cost of aligning a node's ranks and of reading their processes.
+"""Measure the cost of aligning a node's ranks, of reading their processes, and of the diagnosis of their run.
 
     python -m benchmarks.alignment_cost --ranks 8 --threads 100 --device
 
 The ranks are processes that hold their records' locks and have as many threads as a training process. Their own clock
 writes 20 steps between two polls. With `--device` one step in 16 is measured on a device, otherwise the ranks wait on
-the host. The figures are median CPU times of the exporter's functions, which other load hardly changes.
+the host. The figures are median CPU times of the exporter's functions, which other load hardly changes. Those of the
+diagnosis are of one update a second, of simulated readings: of a healthy run, one with a slow rank, and one that hangs.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
 from testing import report
+from testing.readings import RUN, SLOW, Training, hang
 
 from rankscope.record import layout
 from rankscope.record.sampling import is_sampled
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
+from rankscope_exporter.diagnosis.judge import RunJudge
 from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
@@ -33,13 +37,15 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 
 STEPS = 20
 POLLS = 100
+UPDATES = 120
+"""Seconds of each state of the diagnosed run, with one update a second."""
 LEVEL = 4  # of the steps measured on a device: one in 16
 STEP = {layout.DATA_WAIT: 0.001, layout.FORWARD: 0.012, layout.BACKWARD: 0.03, layout.COLLECTIVE_WAIT: 0.007}
 
 
 def live(directory: Path, rank: int, options: argparse.Namespace, orders: Connection) -> None:
     """Run a rank that makes STEPS steps at each order."""
-    now = 1000.0
+    now = options.began
     writer = RankWriter()
     timeline = Timeline(writer, lambda: now)
     info = {**dict.fromkeys(LABELS, ""), "run": "benchmark", "rank": str(rank), "pid": "1", "group": "all"}
@@ -103,15 +109,29 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, float], float]:
     return {action: round(1000 * median(values), 2) for action, values in costs.items()}, aligned
 
 
+def diagnosis_costs(ranks: int) -> dict[str, float]:
+    """Return the median CPU milliseconds of an update of the diagnosis by the state of the run."""
+    training, judge = Training(ranks), RunJudge(RUN)
+    costs: dict[str, float] = {}
+    for state, change in {"healthy": (), "slow rank": (SLOW,), "hang": (hang("backward", 1),)}.items():
+        updates = [partial(judge.update, *moment) for moment in training.train(UPDATES, *change)]
+        costs[f"diagnosis, {state}"] = round(1000 * median(map(cost, updates)), 2)
+    return costs
+
+
 def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--threads", type=int, default=100)
     parser.add_argument("--device", action="store_true", help="measure steps on a device")
     options = parser.parse_args()
+    options.began = time.monotonic()
     figures, aligned = measure(options)
+    figures |= diagnosis_costs(options.ranks)
     body = [report.table([*figures], [[*figures.values()]]), f"In milliseconds; {aligned:.0f} steps were aligned."]
-    report.Report("alignment_cost", "Cost of the alignment", __doc__, "none", body, figures).publish(options.save)
+    report.Report("alignment_cost", "Cost of the alignment and the diagnosis", __doc__, "none", body, figures).publish(
+        options.save
+    )
 
 
 if __name__ == "__main__":

@@ -27,14 +27,15 @@ time to. The findings are shown by
 - the metrics of [runs and findings](metrics.md), such as `rankscope_finding_ratio`, and the alerts made from them
 
 An exporter diagnoses a run only if all ranks below its world size are on its node and it reads their GPUs
-(`rankscope_run_judged_info`). Prometheus' rules diagnose the others, and take over when the exporter does not answer.
+(`rankscope_run_judged_info`). [An analyzer](install/node.md#runs-that-span-nodes) diagnoses runs that span nodes in the
+same way. Prometheus' rules diagnose the others, and take over when neither answers.
 
 ## Change a threshold
 
 Write the values that differ to a JSON file and start the exporter with `--collector.findings.thresholds FILE`:
 
 ```json
-{{"loss": 0.1, "checkpoint_overdue": 3600}}
+{{"tiers": [[0.15, 7], [0.1, 40]], "checkpoint_overdue": 3600}}
 ```
 
 The rules have their own thresholds in `deploy/prometheus/thresholds.yml`; change both.

@@ -26,7 +26,6 @@ from rankscope.cli import launch
 from rankscope_exporter import config as exporter_config
 from rankscope_exporter import registry
 from rankscope_exporter.diagnosis import detectors
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector
 from rankscope_exporter.diagnosis.findings import Candidate, Place
 from rankscope_exporter.diagnosis.priority import EXPLAINED_BY
 from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
@@ -153,11 +152,7 @@ def _index(folder: str, title: str) -> str:
 @cache
 def modules() -> Mapping[str, ModuleType]:
     """Return the detector's module of each kind of finding."""
-    found: dict[str, ModuleType] = {}
-    for module in detectors.MODULES:
-        for detector in module.DETECTORS:
-            kinds = (detector.kind,) if isinstance(detector, LossDetector) else detector.kinds
-            found |= dict.fromkeys(kinds, module)
+    found = {detector.kind: module for module in detectors.MODULES for detector in module.DETECTORS}
     return {kind: found[kind] for kind in detectors.KINDS}
 
 
@@ -206,7 +201,7 @@ def _finding(kind: str, module: ModuleType) -> str:
         )
         parts.append(f"## Evidence\n\n{text}\n\n{diagnosis.table(('name', 'meaning'), rows)}")
     parts.append("## Thresholds")
-    if any(isinstance(one, LossDetector) and one.kind == kind for one in detectors.LOSSES):
+    if any(one.kind == kind for one in detectors.LOSSES):
         text = (
             "The mean loss has to exceed one of these limits for its time, and not by chance ([how](../diagnosis.md)):"
         )

@@ -83,8 +83,9 @@ def _run_analyzer(settings: Config) -> None:
     _glibc("mallopt", M_ARENA_MAX, 1)  # before the first thread
     web_config = _web_config(settings)
     trimming = Worker("memory", TRIM_INTERVAL, _return_small_blocks, "cannot return memory")
+    address = f"{settings.host or socket.gethostname()}:{settings.port}"
     try:
-        with _listening(settings) as listeners, trimming, running(settings, settings) as app:
+        with _listening(settings) as listeners, trimming, running(settings, settings, address) as app:
             _serve_app(app, web_config, listeners)
     except AnalyzerError as error:
         raise StartError(str(error)) from error

@@ -33,7 +33,7 @@ by chance, such as a garbage collection in a measured step, would come several t
 """
 IN_STEPS = frozenset({*PHASES, "compilation", "restart", "rank restart"})
 """Kinds of events that change a run. The others are failed scrapes, which do not concern readings."""
-BEFORE, AFTER, AFTER_STEPS = 10.0, 20.0, 15
+BEFORE, AFTER, AFTER_STEPS = 10.0, 60.0, 15
 """Seconds and steps around a change in which each second is polled."""
 NEAR, BEGUN = 4.0, 8.0
 """Seconds around the start and the end of a pause of at least so many, and after its start, when it is a standstill."""

@@ -8,7 +8,19 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from validation.month.plan import DAY, DOSES, HOUR, MINUTE, Draw, Plan, SimulatedEvent, between, draw_events, draw_run
+from validation.month.plan import (
+    DAY,
+    DOSES,
+    HOUR,
+    MINUTE,
+    MOST_COLLECTING,
+    Draw,
+    Plan,
+    SimulatedEvent,
+    between,
+    draw_events,
+    draw_run,
+)
 
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
@@ -109,7 +121,7 @@ def healthy(number: int) -> tuple[str, Scene]:
     draw = np.random.default_rng((25, number))
     weights = [weight for weight, _ in HEALTHY.values()]
     kind = str(draw.choice(list(HEALTHY), p=weights))
-    return kind, _saving(HEALTHY[kind][1](_run(f"{kind}-{number}", number, draw), draw))
+    return kind, _completed(HEALTHY[kind][1](_run(f"{kind}-{number}", number, draw), draw))
 
 
 def faulty(fault: str, dose: float, number: int) -> Scene:
@@ -120,7 +132,7 @@ def faulty(fault: str, dose: float, number: int) -> Scene:
     begins = max(30 * MINUTE, 60 * step) + draw.uniform(0, MINUTE)
     ends = begins + max(lasts, 40 * step)
     scene = scene.planned(seconds=ends + max(10 * MINUTE, 10 * step), dose=dose, lengths=0.0)
-    return _saving(FAULTS[fault](replace(scene, truth=Truth(begins=begins, ends=ends)), draw))
+    return _completed(FAULTS[fault](replace(scene, truth=Truth(begins=begins, ends=ends)), draw))
 
 
 def faults() -> list[tuple[str, float]]:
@@ -136,9 +148,11 @@ def _run(name: str, number: int, draw: Draw, *, has_long_steps: bool = True) -> 
     return Scene(plan, startup=between(draw, 10.0, 240.0), measured_every=float(draw.choice([1.2, 3.0])))
 
 
-def _saving(scene: Scene) -> Scene:
-    """Return the scene with a checkpoint each hour, if it has none."""
-    events = scene.plan.events
+def _completed(scene: Scene) -> Scene:
+    """Return the scene with a checkpoint each hour, if it has none, and as few garbage collections as planned."""
+    plan, events = scene.plan, scene.plan.events
+    rarest = plan.ranks * plan.collect / (MOST_COLLECTING * plan.step)
+    scene = scene.planned(collect_every=max(plan.collect_every, rarest))
     if any(one.kind == "checkpoint" for one in events):
         return scene
     saved = [SimulatedEvent("checkpoint", at, 2.0) for at in np.arange(HOUR, scene.plan.seconds, HOUR).tolist()]

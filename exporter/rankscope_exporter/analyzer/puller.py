@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rankscope_exporter.analyzer.request import RequestError, Target, get
 from rankscope_exporter.analyzer.service import Analyzer
 from rankscope_exporter.analyzer.targets import Targets
-from rankscope_exporter.node_facts.wire import MOMENTS_LIMIT, Answer
+from rankscope_exporter.node_facts.wire import ANALYZER, MOMENTS_LIMIT, Answer
 
 INTERVAL = 3.0
 """Seconds between two requests to a target with ranks of runs that span nodes. All are asked at the same time, because
@@ -39,9 +39,18 @@ class Puller:
     """Asks all targets until it is stopped. In a `with` statement, its thread runs as long as the block."""
 
     def __init__(
-        self, targets: Targets, analyzer: Analyzer, tls: ssl.SSLContext | None = None, credentials: str = ""
+        self,
+        targets: Targets,
+        analyzer: Analyzer,
+        tls: ssl.SSLContext | None = None,
+        credentials: str = "",
+        address: str = "",
     ) -> None:
-        """Set how certificates are checked, and the header `Authorization` for targets with a configured name."""
+        """Set how certificates are checked, and the header `Authorization` for targets with a configured name.
+
+        `address` is this analyzer's own one, which the pages of the nodes name.
+        """
+        self._own = {ANALYZER: address} if address else {}
         self._targets = targets
         self._analyzer = analyzer
         self._tls = tls
@@ -116,7 +125,7 @@ class Puller:
         cursor = self._analyzer.cursor(target.name)
         path = FACTS if cursor is None else f"{FACTS}?after={cursor!r}"
         sent = self._analyzer.now()
-        headers = self._credentials if target.is_configured else {}
+        headers = {**self._own, **(self._credentials if target.is_configured else {})}
         body = await get(target, path, headers, TIMEOUT, self._tls)
         received = self._analyzer.now()
         try:

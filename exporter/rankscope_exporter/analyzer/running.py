@@ -29,7 +29,7 @@ class AnalyzerError(Exception):
 
 
 @contextmanager
-def running(flags: AnalyzerFlags, settings: FindingFlags) -> Iterator[ASGIApp]:
+def running(flags: AnalyzerFlags, settings: FindingFlags, address: str) -> Iterator[ASGIApp]:
     """Yield the pages, and ask the targets and judge until the context ends; then save the state.
 
     Raise AnalyzerError.
@@ -41,7 +41,7 @@ def running(flags: AnalyzerFlags, settings: FindingFlags) -> Iterator[ASGIApp]:
         raise AnalyzerError(f"--analyze: {error}") from error
     tls, credentials = _tls(flags.analyze_ca), _credentials(flags.analyze_credentials)
     analyzer = Analyzer(settings)
-    puller = Puller(targets, analyzer, tls, credentials)
+    puller = Puller(targets, analyzer, tls, credentials, address)
     collector = AnalyzerCollector(analyzer, puller.counts)
     judging = Worker("judge", JUDGE_INTERVAL, collector.poll, "cannot judge the runs", analyzer.close)
     with puller, judging:

@@ -102,9 +102,19 @@ class RankFacts:
         return self.step_ratios.get(WAIT, 0.0)
 
     @property
+    def planned_seconds(self) -> float:
+        """Return the rank's seconds in planned phases."""
+        return sum(self.spent.phases.get(phase, 0.0) for phase in phases.PLANNED)
+
+    @property
     def planned_ratio(self) -> float:
         """Return the rank's time in planned phases."""
-        return sum(self.host_ratios.get(phase, 0.0) for phase in phases.PLANNED)
+        return self.planned_seconds / self.seconds
+
+    @property
+    def unplanned_seconds(self) -> float:
+        """Return the rank's seconds outside of planned phases."""
+        return sum(unplanned(self.spent.phases).values())
 
     @property
     def stalled(self) -> float:
@@ -195,7 +205,7 @@ class RunFacts:
         aligned = [one.spent.aligned for one in self.ranks if one.clock == DEVICE and one.spent.aligned.steps]
         if not aligned or len(aligned) < len(self.ranks):
             return self.steps
-        seconds = min(sum(unplanned(one.spent.phases).values()) for one in self.ranks)
+        seconds = min(one.unplanned_seconds for one in self.ranks)
         steps = seconds / fmean(one.seconds / one.steps for one in aligned)
         return min(steps, self.steps) if self.steps else steps
 

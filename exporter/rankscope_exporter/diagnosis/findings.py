@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rankscope_exporter.diagnosis.saved import Time
+
 EVIDENCE_LIMIT = 4
 LAYOUT = {"cp": "context", "tp": "tensor", "ep": "expert"}
 """The kinds of parallelism that may divide the work unevenly, and how their places are named."""
@@ -65,9 +67,9 @@ class Finding:
     """A candidate that has lasted. Cause and place are fixed when it opens: another cause is another finding."""
 
     candidate: Candidate
-    since: float
-    """The time when it began, in seconds of the caller's clock."""
-    opened: float
+    since: Time
+    """The time when it began."""
+    opened: Time
     """The time when it had lasted long enough."""
     is_critical: bool = False
     baseline: str = "known"

@@ -1,31 +1,30 @@
 """A run's history over hours: the baselines of its losses, its pauses, its checkpoints.
 
-All of it is bounded and can be saved: `state` returns JSON values, and `restore` reads them. Times in the state are
-ages, since the next process may have another clock.
+All of it is bounded and can be saved: `state` returns JSON values, and `restore` reads them.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from statistics import quantiles
 from typing import Any, NamedTuple
 
+from rankscope_exporter.diagnosis import speed
 from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
-from rankscope_exporter.diagnosis.facts import Stall
 from rankscope_exporter.diagnosis.readings import RankReading
-from rankscope_exporter.diagnosis.speed import Speed
-from rankscope_exporter.diagnosis.standstill import Longest, Pace, is_key
+from rankscope_exporter.diagnosis.saved import Time, restored, rounded, saved
+from rankscope_exporter.diagnosis.standstill import Longest, Pace
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 ROW_SECONDS = 15.0
 """Seconds between two rows of the baselines."""
 MINUTE = 60.0
-ROWS, MINUTES = 30, 5
-"""The fewest rows of a baseline, and the fewest minutes over which skipped steps are counted."""
+ROWS, MINUTES, LONG = 30, 5, 6
+"""The fewest rows of a baseline, the minutes over which skipped steps are counted, and the multiple of the baseline's
+time over which checkpoints are counted as well: they may be hours apart."""
 FEWEST_ROWS = 4
 """The fewest rows that have a quartile. The first steps of a run are not usual: they compile, warm up or load."""
 BASELINE_AFTER = 1 / 6
@@ -35,38 +34,46 @@ LOWER, HIGH = 0.25, 0.9
 MORE_BYTES = 1.25
 """Multiple of the bytes in a step from which on it has another baseline. Parts of a few steps vary by less."""
 ROW_BYTES, MINUTE_BYTES = 1200, 250
-UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
-"""The exceptions that reading a damaged state raises."""
+
+
+class Loss(NamedTuple):
+    """A loss of the whole run; None if nothing was useful, or no step was made."""
+
+    to_useful: float | None
+    """Per second of useful work."""
+    per_step: float | None
+    """In seconds per step."""
 
 
 class Row(NamedTuple):
-    """The whole run's losses by kind: per second of useful work, and in seconds per step."""
+    """The whole run's losses in a quarter of a minute: a part of a second has one step, or two."""
 
-    at: float
+    at: Time
     step_bytes: float
     """Bytes that a rank moves in collectives, per step."""
-    to_useful: Mapping[str, float]
-    per_step: Mapping[str, float]
-
-
-class Part(NamedTuple):
-    """The whole run's losses in a part by kind, its useful ratio, and its steps and bytes per second."""
-
-    at: float
-    losses: Mapping[str, float]
-    useful: float
-    steps_rate: float
-    bytes_rate: float
+    losses: dict[str, Loss]
+    """By kind."""
 
 
 class Minute(NamedTuple):
     """One minute: the slowest rank's checkpoints, and the loss scale and skipped steps of mixed precision."""
 
-    at: float
+    at: Time
     checkpoint_seconds: float
     checkpoints: float
     amp_scale: float
     amp_skips: float
+
+
+_SAVED = {
+    "rows": tuple[Row, ...],
+    "minutes": tuple[Minute, ...],
+    "pace": Mapping[str, Longest],
+    "stepped": Time | None,
+    "speed": tuple[speed.Row, ...],
+    "slower": speed.Slower | None,
+}
+"""The types of what is saved, by name."""
 
 
 class History:
@@ -74,32 +81,20 @@ class History:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self.speed = Speed(thresholds)
-        self._row_every = min(ROW_SECONDS, thresholds.baseline_seconds / ROWS)
+        self.speed = speed.Speed(thresholds)
+        self.row_seconds = min(ROW_SECONDS, thresholds.baseline_seconds / ROWS)
         self._baseline_after = BASELINE_AFTER * thresholds.baseline_seconds
-        self._minute = min(MINUTE, thresholds.amp_seconds / MINUTES, thresholds.checkpoint_seconds / ROWS)
-        self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / self._row_every))
-        self._parts: list[Part] = []
-        """Since the newest row."""
+        self._minute = min(MINUTE, thresholds.baseline_seconds / ROWS)
+        self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / self.row_seconds))
         self._known_quantiles: dict[tuple[str, tuple[float, ...], float], tuple[float | None, float | None]] = {}
-        self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / self._minute) + 1)
+        self._minutes: deque[Minute] = deque(maxlen=int(LONG * thresholds.baseline_seconds / self._minute) + 1)
         self._checkpoint = 0.0
         self._activity = Activity(thresholds.idle)
-        self._pace = Pace(thresholds)
+        self.pace = Pace(thresholds)
 
     def kept_bytes(self) -> int:
         """Return about how much memory it takes."""
-        return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes) + self.speed.kept_bytes()
-
-    @property
-    def stands_still(self) -> bool:
-        """Return whether no rank makes progress."""
-        return self._pace.standstill is not None
-
-    @property
-    def stalls(self) -> Collection[Stall]:
-        """Return the newest standstills that have ended."""
-        return self._pace.stalls
+        return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes) + speed.ROW_BYTES * len(self.speed.rows)
 
     @property
     def has_baseline(self) -> bool:
@@ -111,7 +106,7 @@ class History:
         ranks = tuple(ranks)
         if not ranks:
             return
-        self._pace.observe(at, ranks, tuple(ended))
+        self.pace.observe(at, ranks, tuple(ended))
         self._activity.observe(at, ranks)
         if self._minutes and at - self._minutes[-1].at < self._minute:
             return
@@ -128,31 +123,22 @@ class History:
         self._observe_checkpoints()
 
     def _observe_checkpoints(self) -> None:
-        spans = self._thresholds.checkpoint_seconds, self._thresholds.checkpoint_long_seconds
-        self._checkpoint = max(map(self._checkpoint_ratio, spans))
+        span = self._thresholds.baseline_seconds
+        self._checkpoint = max(self._checkpoint_ratio(span), self._checkpoint_ratio(LONG * span))
+
+    def is_row_due(self, at: float) -> bool:
+        """Return whether the newest row is old enough for another one."""
+        return not self._rows or at - self._rows[-1].at >= self.row_seconds
 
     def add(
         self, at: float, losses: Mapping[str, float], useful: float, steps_rate: float, bytes_rate: float = 0.0
     ) -> None:
-        """Add the whole run's losses in a part, by kind. A row is the mean of the parts since the one before.
-
-        A part of a second has one step, or two: its loss per step alone would be wrong by a half.
-        """
-        self._parts.append(Part(at, losses, useful, steps_rate, bytes_rate))
-        if at - (self._rows[-1] if self._rows else self._parts[0]).at < self._row_every:
-            return
-        to_useful, per_step = {}, {}
-        steps = sum(part.steps_rate for part in self._parts)
-        step_bytes = sum(part.bytes_rate for part in self._parts) / steps if steps > 0.0 else 0.0
-        for kind in {kind for part in self._parts for kind in part.losses}:
-            parts = [part for part in self._parts if kind in part.losses]
-            loss = sum(part.losses[kind] for part in parts)
-            if (worked := sum(part.useful for part in parts)) > 0.0:
-                to_useful[kind] = loss / worked
-            if (steps := sum(part.steps_rate for part in parts)) > 0.0:
-                per_step[kind] = loss / steps
-        self._parts.clear()
-        self._rows.append(Row(at, step_bytes, to_useful, per_step))
+        """Add a row: the whole run's losses by kind, and its useful ratio, steps and bytes per second."""
+        found = {
+            kind: Loss(*(rounded(loss / reference) if reference > 0.0 else None for reference in (useful, steps_rate)))
+            for kind, loss in losses.items()
+        }
+        self._rows.append(Row(at, bytes_rate / steps_rate if steps_rate > 0.0 else 0.0, found))
         while at - self._rows[0].at > self._thresholds.baseline_seconds:  # a row may be longer than usual
             self._rows.popleft()
         self._known_quantiles.clear()
@@ -175,42 +161,36 @@ class History:
         """
         rows = [row for row in self._rows if row.at <= before and MORE_BYTES * row.step_bytes >= step_bytes]
         to_useful, per_step = self._quantiles(kind, rows, quantile)
-        known = [
-            None if to_useful is None else to_useful * useful,
-            None if per_step is None else per_step * steps_rate,
-        ]
-        return max((one for one in known if one is not None), default=None)
+        known = (to_useful, useful), (per_step, steps_rate)
+        return max((usual * reference for usual, reference in known if usual is not None), default=None)
 
     def forget(self, kind: str, since: float) -> None:
         """Take the losses of a kind since that time out of its baseline: a fault is not usual."""
-        for number, row in enumerate(self._rows):
-            if row.at >= since and kind in row.to_useful.keys() | row.per_step.keys():
-                useful, step = ({k: v for k, v in one.items() if k != kind} for one in (row.to_useful, row.per_step))
-                self._rows[number] = row._replace(to_useful=useful, per_step=step)
-                self._known_quantiles.clear()
-        for number, part in enumerate(self._parts):
-            if part.at >= since:
-                losses = {name: loss for name, loss in part.losses.items() if name != kind}
-                self._parts[number] = part._replace(losses=losses)
+        for row in self._rows:
+            if row.at >= since:
+                row.losses.pop(kind, None)
+        self._known_quantiles.clear()
 
     def _quantiles(self, kind: str, rows: Sequence[Row], quantile: float) -> tuple[float | None, float | None]:
         """Return the quantiles of a loss per useful second and per step. Cached for the same rows."""
         known = kind, tuple(row.at for row in rows), quantile
         if known not in self._known_quantiles:
-            to_useful = [row.to_useful[kind] for row in rows if kind in row.to_useful]
-            per_step = [row.per_step[kind] for row in rows if kind in row.per_step]
-            self._known_quantiles[known] = _quantile(to_useful, quantile), _quantile(per_step, quantile)
+            losses = [row.losses[kind] for row in rows if kind in row.losses]
+            self._known_quantiles[known] = (
+                _quantile([loss.to_useful for loss in losses], quantile),
+                _quantile([loss.per_step for loss in losses], quantile),
+            )
         return self._known_quantiles[known]
 
     def past(self, at: float) -> Past:
         """Return the history that state detectors read."""
-        span = self._thresholds.amp_seconds + self._minute
+        span = (MINUTES + 1) * self._minute
         recent = list(takewhile(lambda minute: at - minute.at <= span, reversed(self._minutes)))
         skips = sum(max(new.amp_skips - old.amp_skips, 0.0) for new, old in pairwise(recent))
         return Past(
-            standstill=self._pace.standstill,
-            pace=self._pace.limits(at),
-            shortest_limit=self._pace.shortest_limit,
+            standstill=self.pace.standstill,
+            pace=self.pace.limits(at),
+            shortest_limit=self.pace.shortest_limit,
             checkpoint_ratio=self._checkpoint,
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
             amp_skips=skips,
@@ -228,58 +208,31 @@ class History:
         return spent / span * (1.0 - 1.0 / written) if written > 1.0 else 0.0
 
     def state(self, at: float) -> dict[str, Any]:
-        """Return the history as JSON values, with ages instead of times, and six digits of rows."""
-        kinds = sorted({kind for row in self._rows for kind in (*row.to_useful, *row.per_step)})
-        return {
-            "kinds": kinds,
-            "rows": [
-                [_short(at - row.at), _short(row.step_bytes), *(_losses(kinds, losses) for losses in row[2:])]
-                for row in self._rows
-            ],
-            "minutes": [[_short(at - one.at), *one[1:]] for one in self._minutes],
-            "pace": [[name, *one[:-1], at - one.ended] for name, one in self._pace.longest.items()],
-            "speed": self.speed.state(at),
-            "stepped": None if self._pace.stepped_since is None else at - self._pace.stepped_since,
+        """Return the history as JSON values."""
+        known = {
+            "rows": self._rows,
+            "minutes": self._minutes,
+            "pace": self.pace.longest,
+            "stepped": self.pace.stepped_since,
+            "speed": self.speed.rows,
+            "slower": self.speed.slower,
         }
+        return {name: saved(kind, known[name], at) for name, kind in _SAVED.items()}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
         """Restore what `state` returned. Raise one of UNREADABLE and change nothing if it is damaged."""
-        kinds = [*map(str, state["kinds"])]
-        rows = [
-            Row(at - finite(age), finite(moved), *(_by_kind(kinds, losses) for losses in rest))
-            for age, moved, *rest in state["rows"]
-        ]
-        minutes = [Minute(at - finite(age), *map(finite, rest)) for age, *rest in state["minutes"]]
-        pace = {name: Longest(*map(finite, rest)) for name, *rest in state.get("pace", ()) if is_key(name)}
-        stepped_since = None if state["stepped"] is None else at - finite(state["stepped"])
-        self.speed.restore(state["speed"], at)
-        self._pace.stepped_since = stepped_since
-        self._pace.longest = {name: one._replace(ended=at - one.ended) for name, one in pace.items()}
-        self._rows.extend(rows)
-        self._minutes.extend(minutes)
+        known = {name: restored(kind, state[name], at) for name, kind in _SAVED.items()}
+        self._rows.extend(known["rows"])
+        self._minutes.extend(known["minutes"])
+        self.pace.longest = known["pace"]
+        self.pace.stepped_since = known["stepped"]
+        self.speed.rows.extend(known["speed"])
+        self.speed.slower = known["slower"]
         self._observe_checkpoints()
 
 
-def finite(saved: Any) -> float:
-    """Return a saved number. Raise TypeError or ValueError if it is damaged."""
-    if not math.isfinite(number := float(saved)):
-        raise ValueError(f"{saved!r} is not a finite number")
-    return number
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-def _losses(kinds: Iterable[str], losses: Mapping[str, float]) -> list[float | None]:
-    return [_short(losses[kind]) if kind in losses else None for kind in kinds]
-
-
-def _by_kind(kinds: Iterable[str], saved: Iterable[Any]) -> Mapping[str, float]:
-    return {kind: finite(value) for kind, value in zip(kinds, saved, strict=True) if value is not None}
-
-
-def _quantile(values: list[float], quantile: float) -> float | None:
-    if len(values) < FEWEST_ROWS:
+def _quantile(values: Iterable[float | None], quantile: float) -> float | None:
+    known = [value for value in values if value is not None]
+    if len(known) < FEWEST_ROWS:
         return None
-    return quantiles(values, n=20, method="inclusive")[round(20 * quantile) - 1]
+    return quantiles(known, n=20, method="inclusive")[round(20 * quantile) - 1]

@@ -15,19 +15,13 @@ from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, key_of
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
-from rankscope_exporter.diagnosis.history import History, finite
+from rankscope_exporter.diagnosis.history import History
 from rankscope_exporter.diagnosis.measured_steps import MeasuredSteps
 from rankscope_exporter.diagnosis.parts import Key
-from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json
+from rankscope_exporter.diagnosis.persistence import LossFindings, SavedFinding, StateFindings
 from rankscope_exporter.diagnosis.priority import STANDSTILLS, explanation
-from rankscope_exporter.diagnosis.readings import (
-    RankReading,
-    Run,
-    are_stopped,
-    reading_bytes,
-    reading_from_json,
-    reading_to_json,
-)
+from rankscope_exporter.diagnosis.readings import RankReading, Run, are_stopped, reading_bytes
+from rankscope_exporter.diagnosis.saved import Time, restored, saved
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 Readings = Mapping[int, RankReading]
@@ -49,10 +43,15 @@ RECENT_READINGS = 24
 READINGS_LIMIT, MIN_READINGS = 48, 8
 RUN_BYTES = 20_000
 """The memory of a run without its history and readings."""
-NEED_STEPS = {kind for one in STATES for kind in one.needs_steps}
-ENDS_LATE = {kind: one.ends_late for one in STATES for kind in one.kinds}
+NEED_STEPS = {one.kind for one in STATES if one.needs_steps}
+ENDS_LATE = {one.kind: one.ends_late for one in STATES}
 JUST_BEGUN_SECONDS = 10.0
 """A rank that is first read within this time was seen from its start: its record may appear with its first steps."""
+
+
+_SAVED = {"findings": tuple[SavedFinding, ...], "accounted": Time | None, "readings": tuple[RankReading, ...]}
+"""The types of what is saved in addition to the history: the time until which GPU time is accounted for, and the
+readings then."""
 
 
 @dataclass
@@ -251,7 +250,7 @@ class RunJudge:
             if is_compared or now.counters.steps == then.counters.steps:
                 has_compared = True  # skipped steps are not compared
         is_any_compared = any(one.counters.aligned.steps for one in readings.values())
-        is_awaited = at - begin <= MAX_SECONDS_WITHOUT_ALIGNED or self.history.stands_still
+        is_awaited = at - begin <= MAX_SECONDS_WITHOUT_ALIGNED or self.history.pace.standstill is not None
         return has_compared or not is_any_compared or not is_awaited
 
     def _end_part(self, at: float, readings: Readings) -> None:
@@ -275,7 +274,7 @@ class RunJudge:
     def _window(self, before: Readings, readings: Readings) -> Window:
         if known := self._windows.get((id(before), id(readings))):
             return known
-        facts = compare(self.run, before, readings, self.history.stalls)
+        facts = compare(self.run, before, readings, self.history.pace.stalls)
         is_stuck = self._states.is_hung or are_stopped(before.values()) or are_stopped(readings.values())
         losses = lost.lost(facts, self._thresholds, is_stuck=is_stuck)
         window = self._windows[id(before), id(readings)] = Window(facts, losses, self._thresholds)
@@ -349,22 +348,19 @@ class RunJudge:
 
     def state(self, at: float, *, is_last: bool = False) -> dict[str, Any]:
         """Return the state that a restart needs, as JSON values; if `is_last`, with the time not accounted for yet."""
-        accounted = []
-        if is_last and self._accounted:
-            accounted = [at - self._accounted[0], [*map(reading_to_json, self._accounted[1].values())]]
-        findings = [*self._losses.state(at), *self._states.state(at)]
-        return {**self.history.state(at), "findings": findings, "settled": accounted}
+        begin, readings = self._accounted if is_last and self._accounted else (None, {})
+        findings = *self._losses.saved, *self._states.saved
+        known = {"findings": findings, "accounted": begin, "readings": tuple(readings.values())}
+        return {**self.history.state(at), **{name: saved(kind, known[name], at) for name, kind in _SAVED.items()}}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
-        """Restore what `state` returned. Raise one of history.UNREADABLE if it is damaged."""
-        findings, accounted = findings_from_json(state["findings"], at), None
-        if state.get("settled"):
-            age, readings = state["settled"]
-            begin = min(at - finite(age), at)
-            accounted = begin, {one.rank: one for one in (reading_from_json(saved, begin) for saved in readings)}
+        """Restore what `state` returned. Raise one of saved.UNREADABLE if it is damaged."""
+        known = {name: restored(kind, state[name], at) for name, kind in _SAVED.items()}
+        readings = {one.rank: one for one in known["readings"]}
+        accounted = (min(known["accounted"], at), readings) if readings else None
         self.history.restore(state, at)
-        self._losses.restore(findings, at)
-        self._states.restore(findings, at)
+        self._losses.restore(known["findings"], at)
+        self._states.restore(known["findings"], at)
         self._accounted, self._restored_at = accounted, at
         self._moving = accounted or self._moving
 

@@ -8,10 +8,10 @@ from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
-from rankscope_exporter.diagnosis.history import UNREADABLE
 from rankscope_exporter.diagnosis.judge import Readings, RunJudge, Verdict
 from rankscope_exporter.diagnosis.limits import CPU_SECONDS, CpuTime, fair_shares
 from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.diagnosis.saved import UNREADABLE
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 RUNS_LIMIT, RANKS_LIMIT = 16, 64

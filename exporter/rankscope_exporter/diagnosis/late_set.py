@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 Ranks = tuple[int, ...]
@@ -14,12 +14,14 @@ DOMINANT = 0.6
 3:2:1:0 of a causal mask, only the slowest is a set."""
 
 
-def late_sets(waits: Mapping[int, float], loss: float, cost: float, *, is_first: bool = True) -> Iterator[Ranks]:
+def late_sets(waits: Mapping[int, float], loss: float, cost: float, known: Collection[int] = ()) -> Iterator[Ranks]:
     """Yield the late sets, the latest first. `waits` are the mean waits of ranks that do the same work.
 
-    The others of a set wait longer by more than `loss`, and that is more than `cost` as a mean over all ranks.
+    The others of a set wait longer by more than `loss`, and that is more than `cost` as a mean over all ranks. Ranks
+    that are known to be late are left out.
     """
-    left = sorted(waits, key=waits.__getitem__)
+    left = sorted((rank for rank in waits if rank not in known), key=waits.__getitem__)
+    is_first = len(left) == len(waits)
     while len(left) > 1:
         values = [waits[rank] for rank in left]
         gaps = [(following - value, count) for count, (value, following) in enumerate(pairwise(values), start=1)]

@@ -60,7 +60,7 @@ def lost(run: RunFacts, thresholds: Thresholds, *, is_stuck: bool = False) -> Ma
     planned = _waits_for_planned_phase(run)
     for_planned = min(sum(planned.values()) / allocated, moving[WAIT])
     parts |= _waiting(run, planned, moving[WAIT] - for_planned, allocated)
-    reads, launches = _dry(run, moving, thresholds)
+    reads, launches = _dry(run, moving)
     parts |= {"device_read": sum(reads.values()), "launch": sum(launches.values())}
     computing = sum(moving[phase] - reads[phase] - launches[phase] for phase in phases.COMPUTING)
     throttled = computing * _throttled(run)
@@ -168,7 +168,7 @@ def micro_batches(run: RunFacts) -> float | None:
     return float(round(batches)) if isfinite(batches) else None
 
 
-def _dry(run: RunFacts, moving: Parts, thresholds: Thresholds) -> tuple[Parts, Parts]:
+def _dry(run: RunFacts, moving: Parts) -> tuple[Parts, Parts]:
     """Return the ratio of the time by phase in which devices were dry: because of device reads, and of launches.
 
     All ranks are affected alike, so the median rank is used. If the host never waited for the device, a step would take
@@ -200,7 +200,7 @@ def _dry(run: RunFacts, moving: Parts, thresholds: Thresholds) -> tuple[Parts, P
     if (total := sum(dry.values())) <= 0.0:
         return reads, launches
     overlap = min(median(one.host_ratios.get("device_wait", 0.0) for one in measured) / total, 1.0)
-    if _reads_in_each_step(run, thresholds):
+    if _reads_in_each_step(run):
         reads |= {phase: ratio * overlap for phase, ratio in dry.items()}
     launches |= {phase: ratio * (1.0 - overlap) for phase, ratio in dry.items() if phase in phases.COMPUTING}
     slow = sum(launches.values())
@@ -221,10 +221,9 @@ def _computed(measured: Sequence[RankFacts], moving: Parts, computing: float) ->
     return max(min(median(busy), 1.0) - max(1.0 - computing - without, 0.0), 0.0)
 
 
-def _reads_in_each_step(run: RunFacts, thresholds: Thresholds) -> bool:
+def _reads_in_each_step(run: RunFacts) -> bool:
     """Return whether the host waits for the device in each step. At the edges of a window a wait may be missing."""
-    steps = max(run.steps - 1.0, 0.0)
-    return device_waits(run) * run.steps >= max(thresholds.device_reads_per_step * steps, 1.0)
+    return device_waits(run) * run.steps >= max(run.steps - 1.0, 1.0)
 
 
 def device_waits(run: RunFacts) -> float:

@@ -170,13 +170,13 @@ class MeasuredSteps:
         """
         if not (known := self._known(run)):
             return run, run.seconds
-        times, planned = {}, _longest_planned(run)
+        times, planned = {}, max(one.planned_seconds for one in run.ranks)
         for one in known:
             rank, (excess, for_planned) = self._ranks[one.rank], self._excess(one, planned)
             before, rank.balance = rank.balance, max(rank.balance + excess, -LEAD_SECONDS)
-            usual = _seconds(one) - for_planned + max(before, 0.0) - max(rank.balance, 0.0)
+            usual = one.unplanned_seconds - for_planned + max(before, 0.0) - max(rank.balance, 0.0)
             times[one.rank] = _Time(usual, for_planned)
-        self._seconds += fmean(map(_seconds, known))
+        self._seconds += fmean(one.unplanned_seconds for one in known)
         self._steps += fmean(one.spent.iterations for one in known)
         left = {rank: max(self._ranks[rank].balance, 0.0) for rank in times}
         kind = self._kind(left, self._steps, self._seconds)
@@ -185,23 +185,27 @@ class MeasuredSteps:
             for number, over in left.items():
                 self._ranks[number].balance -= over
             self._seconds = self._steps = 0.0
-        seconds = fmean(_planned(one) + sum(times[one.rank]) if one.rank in times else one.seconds for one in run.ranks)
+        seconds = fmean(
+            one.planned_seconds + sum(times[one.rank]) if one.rank in times else one.seconds for one in run.ranks
+        )
         return self._filled(run, times), seconds
 
     def show(self, run: RunFacts) -> RunFacts:
         """Return the facts of a window, with what is known of its steps that were not measured."""
         if not (known := self._known(run)):
             return run
-        planned = _longest_planned(run)
+        planned = max(one.planned_seconds for one in run.ranks)
         excesses = {one.rank: self._excess(one, planned) for one in known}
         over = {rank: max(excess, 0.0) for rank, (excess, _) in excesses.items()}
-        kind = self._kind(over, fmean(one.spent.iterations for one in known), fmean(map(_seconds, known)))
+        kind = self._kind(
+            over, fmean(one.spent.iterations for one in known), fmean(one.unplanned_seconds for one in known)
+        )
         if kind != EXCESS and all(one.spent.device_steps for one in known):
             return run
         times = {}
         for one in known:
             for_planned, seconds = excesses[one.rank][1], over[one.rank]
-            times[one.rank] = _Time(_seconds(one) - for_planned - seconds, for_planned).plus(seconds, kind)
+            times[one.rank] = _Time(one.unplanned_seconds - for_planned - seconds, for_planned).plus(seconds, kind)
         return self._filled(run, times)
 
     def _is_known(self, one: RankFacts) -> bool:
@@ -211,15 +215,15 @@ class MeasuredSteps:
     def _known(self, run: RunFacts) -> Sequence[RankFacts]:
         """Return the ranks of the groups in which a usual step of each rank is known."""
         groups = [members for members in run.peers.values() if all(map(self._is_known, members))]
-        return [one for members in groups for one in members if _seconds(one) > 0.0]
+        return [one for members in groups for one in members if one.unplanned_seconds > 0.0]
 
     def _excess(self, one: RankFacts, planned: float) -> tuple[float, float]:
         """Return how much longer a rank's steps took than usual ones, and its wait for planned phases of others.
 
         `planned` are the seconds of the rank that is in planned phases longest.
         """
-        excess = _seconds(one) - one.spent.iterations * self._ranks[one.rank].measured.length
-        for_planned = min(max(excess, 0.0), planned - _planned(one))
+        excess = one.unplanned_seconds - one.spent.iterations * self._ranks[one.rank].measured.length
+        for_planned = min(max(excess, 0.0), planned - one.planned_seconds)
         return excess - for_planned, for_planned
 
     def _kind(self, over: Mapping[int, float], steps: float, seconds: float) -> str:
@@ -266,7 +270,7 @@ def _filled(one: RankFacts, rank: _Rank, time: _Time) -> RankFacts:
     if len(rank.compared):
         waits = rank.compared.parts(time.usual, time.excess)
         aligned = replace(aligned, seconds=time.usual + time.excess, wait_floor=waits["floor"], skew=waits["skew"])
-    scale = max(sum(time) / _seconds(one), LEAST)
+    scale = max(sum(time) / one.unplanned_seconds, LEAST)
     host = {phase: seconds * (1.0 if phase in PLANNED else scale) for phase, seconds in counted.phases.items()}
     whole = sum(host.values())
     host = {phase: seconds * one.seconds / whole for phase, seconds in host.items()}  # rates are those of the window
@@ -274,20 +278,6 @@ def _filled(one: RankFacts, rank: _Rank, time: _Time) -> RankFacts:
         counted, phases=host, device_phases={**device, UNKNOWN: time.unknown}, device_dry=dry, aligned=aligned
     )
     return replace(one, spent=filled, clock=DEVICE)
-
-
-def _longest_planned(run: RunFacts) -> float:
-    return max(map(_planned, run.ranks))
-
-
-def _planned(one: RankFacts) -> float:
-    """Return the rank's seconds in planned phases."""
-    return sum(one.spent.phases.get(phase, 0.0) for phase in PLANNED)
-
-
-def _seconds(one: RankFacts) -> float:
-    """Return the rank's seconds outside of planned phases."""
-    return sum(unplanned(one.spent.phases).values())
 
 
 def _sum(scaled: Iterable[tuple[float, Parts]]) -> dict[str, float]:

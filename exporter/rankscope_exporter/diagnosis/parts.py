@@ -13,11 +13,11 @@ from operator import mul
 from rankscope_exporter.diagnosis import chance
 from rankscope_exporter.diagnosis.late_set import Ranks
 
-Key = tuple[str, int | Ranks | None]
-"""A detector's kind, and the ranks if the loss belongs to a set of ranks.
-
-A part has the wait of each rank for later ones, with the rank in its key. The loss of a set follows from the waits.
-"""
+Key = tuple[str, Ranks]
+"""A detector's kind, and the ranks to which the loss belongs; empty for the whole run."""
+Column = tuple[str, int | None]
+"""What a part has of a kind: the loss of the whole run, or the wait of each rank for later ones. The loss of a set of
+ranks follows from the waits."""
 
 RESOLUTIONS = (0.0, 8.0, 100.0)
 """The shortest length of a part in seconds; 0 for parts as they were measured."""
@@ -35,13 +35,12 @@ BY_CHANCE = 2.0
 
 def concerns_only(key: Key, ranks: Collection[int]) -> bool:
     """Return whether a loss is that of one or more ranks, all of them among these."""
-    named = key[1] if isinstance(key[1], tuple) else (key[1],)
-    return None not in named and set(named) <= set(ranks)
+    return bool(key[1]) and set(key[1]) <= set(ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the run's time. `values` are by column of a key; NaN if the loss is unknown."""
+    """A part of the run's time. `values` are by the number of a column; NaN if the loss is unknown."""
 
     ends: float
     seconds: float
@@ -50,7 +49,7 @@ class Part:
     compared: float
     """The seconds of its steps that were compared between ranks, or all of its seconds; 0 if none could be compared."""
     last: Mapping[int, float]
-    """By column: the lag of the ranks that were last among those that they are compared with."""
+    """By the number of a column: the lag of the ranks that were last among those that they are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,8 @@ class Peers:
         return tuple(rank for rank in ranks if rank in self.late) or ranks
 
     def of(self, ranks: Ranks) -> Ranks:
-        """Return the peers of a set, with its own ranks."""
-        return next((group for group in self.groups if ranks[0] in group), ())
+        """Return the peers of a set, with its own ranks; empty for the whole run."""
+        return next((group for group in self.groups if ranks and ranks[0] in group), ())
 
     def others(self, ranks: Ranks) -> Ranks:
         """Return the peers of a set that are not late; all its peers if all are late."""
@@ -90,13 +89,9 @@ class Peers:
 class Span:
     """Consecutive parts, the newest first."""
 
-    def __init__(
-        self, parts: Sequence[Part], columns: Mapping[Key, int], peers: Peers, compared: Collection[str] = ()
-    ) -> None:
-        self._parts = parts
-        self._columns = columns
-        self._peers = peers
-        self._compared = compared
+    def __init__(self, parts: Sequence[Part], run: Parts) -> None:
+        """Set the parts, and all parts of the run."""
+        self._parts, self._run = parts, run
         self.begins = parts[-1].ends - parts[-1].seconds
         self.seconds = sum(part.seconds for part in parts)
         self.steps = sum(part.steps for part in parts)
@@ -108,13 +103,16 @@ class Span:
     def values(self, key: Key) -> list[float]:
         """Return the losses, the newest first; NaN where they are unknown."""
         kind, ranks = key
-        if isinstance(ranks, tuple):
-            ranks = self._peers.still_late(ranks)
-            return self.lags(kind, ranks, self._peers.others(ranks))
-        column = self._columns.get(key)
-        if column is None:
+        if ranks:
+            ranks = self._run.peers.still_late(ranks)
+            return self.lags(kind, ranks, self._run.peers.others(ranks))
+        return self._column(kind, None)
+
+    def _column(self, kind: str, rank: int | None) -> list[float]:
+        number = self._run.columns.get((kind, rank))
+        if number is None:
             return [math.nan] * len(self._parts)
-        return [part.values[column] if column < len(part.values) else math.nan for part in self._parts]
+        return [part.values[number] if number < len(part.values) else math.nan for part in self._parts]
 
     def lags(self, kind: str, ranks: Ranks, others: Ranks) -> list[float]:
         """Return how much longer the others wait on average than these ranks."""
@@ -123,7 +121,7 @@ class Span:
 
     def waits(self, kind: str, ranks: Ranks) -> Mapping[int, float]:
         """Return the mean wait by rank; empty if it is unknown."""
-        columns, weights = self._columns_of(kind, ranks), self.weights((kind, None))
+        columns, weights = self._columns_of(kind, ranks), self.weights(kind)
         parts = zip(weights, self._parts, strict=True)
         rows = [(weight, part.values) for weight, part in parts if not math.isnan(_mean_of(part.values, columns))]
         total = sum(weight for weight, _ in rows)
@@ -136,16 +134,16 @@ class Span:
 
     def _columns_of(self, kind: str, ranks: Ranks) -> Sequence[int]:
         """Return the columns of the waits; empty if one is unknown."""
-        columns = [self._columns.get((kind, rank)) for rank in ranks]
+        columns = [self._run.columns.get((kind, rank)) for rank in ranks]
         return [column for column in columns if column is not None] if None not in columns else []
 
-    def weights(self, key: Key) -> list[float]:
+    def weights(self, kind: str) -> list[float]:
         """Return the seconds in which the losses were measured."""
-        return [part.compared if key[0] in self._compared else part.seconds for part in self._parts]
+        return [part.compared if kind in self._run.compared else part.seconds for part in self._parts]
 
     def mean(self, key: Key) -> float | None:
         """Return the mean loss of the time in which it is known; None if it is in no part."""
-        mean = _mean(self.weights(key), self.values(key))
+        mean = _mean(self.weights(key[0]), self.values(key))
         return None if math.isnan(mean) else mean
 
     def median(self, key: Key) -> float:
@@ -164,12 +162,10 @@ class Span:
 
         Parts in which it is unknown do not count.
         """
-        ranks = key[1] if isinstance(key[1], tuple) else ()
-        late, rivals = (
-            frozenset(self._columns_of(key[0], of)) for of in (ranks, self._peers.of(ranks) if ranks else ())
-        )
+        kind, ranks = key
+        late, rivals = (frozenset(self._columns_of(kind, of)) for of in (ranks, self._run.peers.of(ranks)))
         sets = math.comb(len(rivals), len(late))
-        values, weights = self.values(key), self.weights(key)
+        values, weights = self.values(key), self.weights(kind)
         known = [number for number, value in enumerate(values) if not math.isnan(value)]
         weighted = [(weights[number], values[number] - allowance) for number in known]
         sums = list(accumulate(weight for weight, _ in weighted))
@@ -186,8 +182,10 @@ class Span:
                     by_events = max(by_events, chance.of_most(own[index], any_of[index], len(late), len(rivals)))
                     is_in_turn = self._turns(values, rivals, known[index] + 1, mean / 2) > TURNS
                     steady = 1.0 if is_in_turn else steady * sets
-                span = Span(self._parts[: known[index] + 1], self._columns, self._peers, self._compared)
-                yield Lasting(span, mean + allowance, min(steady, by_events))
+                yield Lasting(self._newest(known[index] + 1), mean + allowance, min(steady, by_events))
+
+    def _newest(self, count: int) -> Span:
+        return Span(self._parts[:count], self._run)
 
     def _turns(self, lags: Sequence[float], rivals: Collection[int], before: int, level: float) -> int:
         """Return how often the ranks and others were late in turn, before the newest parts in which they are late."""
@@ -231,30 +229,30 @@ class Span:
         A rank whose wait is unknown, as before its restart, does not count. It is None if all are unknown.
         """
         total = 0.0
-        for ranks in self._peers.groups:
+        for ranks in self._run.peers.groups:
             if len(ranks) > 1:
                 waits = self.waits(kind, ranks) or self.waits(kind, self._mostly_known(kind, ranks))
                 if not waits:
                     return None
                 total += len(ranks) ** 2 / (len(ranks) - 1) * min(waits.values())
-        return total / max(sum(map(len, self._peers.groups)), 1)
+        return total / max(sum(map(len, self._run.peers.groups)), 1)
 
     def _mostly_known(self, kind: str, ranks: Ranks) -> Ranks:
         """Return the ranks whose waits are known in the most parts."""
-        known = {rank: sum(map(math.isfinite, self.values((kind, rank)))) for rank in ranks}
+        known = {rank: sum(map(math.isfinite, self._column(kind, rank))) for rank in ranks}
         return tuple(rank for rank, count in known.items() if count == max(known.values()))
 
     def _blocks(self, seconds: float) -> Sequence[Span]:
         """Return consecutive spans, the newest first, that cover these seconds; the last one has the rest."""
-        blocks: list[list[Part]] = [[]]
+        blocks, block = list[list[Part]](), list[Part]()
         for part in self._parts:
-            if _covers(blocks[-1], seconds):
-                blocks.append([])
-            blocks[-1].append(part)
-        if len(blocks) > 1 and not _covers(blocks[-1], seconds):
-            rest = blocks.pop()
-            blocks[-1] += rest
-        return [Span(block, self._columns, self._peers, self._compared) for block in blocks]
+            block.append(part)
+            if sum(one.seconds for one in block) >= seconds:
+                blocks.append(block)
+                block = []
+        if blocks:
+            blocks[-1] += block
+        return [Span(parts, self._run) for parts in blocks or [block]]
 
     def rise(self, key: Key, level: float) -> Span:
         """Return the newest parts in which the loss has been above the level.
@@ -263,11 +261,11 @@ class Span:
         below the level does not change it.
         """
         total, largest, count = 0.0, -math.inf, 1
-        for number, (weight, value) in enumerate(zip(self.weights(key), self.values(key), strict=True), start=1):
+        for number, (weight, value) in enumerate(zip(self.weights(key[0]), self.values(key), strict=True), start=1):
             total += 0.0 if math.isnan(value) else weight * (value - level)
             if total >= largest:
                 largest, count = total, number
-        return Span(self._parts[:count], self._columns, self._peers, self._compared)
+        return self._newest(count)
 
 
 class Parts:
@@ -275,47 +273,42 @@ class Parts:
 
     def __init__(self, level: float, compared: Collection[str] = ()) -> None:
         """Set the lag from which a rank is the last one, and the kinds that are measured in compared steps."""
-        self.columns: dict[Key, int] = {}
+        self.columns: dict[Column, int] = {}
         self.peers = Peers()
+        self.compared = compared
         self._level = level
-        self._compared = compared
         self._rivals: Sequence[Sequence[int]] = ()
         self._rings: list[deque[Part]] = [deque(maxlen=CAPACITY) for _ in RESOLUTIONS]
         self._open: list[list[Part]] = [[] for _ in RESOLUTIONS]
-
-    @property
-    def keys(self) -> Collection[Key]:
-        """The keys of all losses that were added."""
-        return self.columns
 
     def add(
         self,
         ends: float,
         seconds: float,
         steps: float,
-        losses: Mapping[Key, float],
-        rivals: Iterable[Iterable[Key]] = (),
+        losses: Mapping[Column, float],
+        rivals: Iterable[Iterable[Column]] = (),
         compared: float | None = None,
     ) -> None:
         """Add the newest part. Rivals are the waits of ranks that are compared with each other."""
-        for key in losses:
-            self.columns.setdefault(key, len(self.columns))
-        groups = [[key for key in keys if key in losses] for keys in rivals]
-        self._rivals = [[self.columns[key] for key in keys] for keys in groups]
-        self.peers.groups = [tuple(rank for _, rank in keys if isinstance(rank, int)) for keys in groups]
+        for column in losses:
+            self.columns.setdefault(column, len(self.columns))
+        groups = [[column for column in columns if column in losses] for columns in rivals]
+        self._rivals = [[self.columns[column] for column in columns] for columns in groups]
+        self.peers.groups = [tuple(rank for _, rank in columns if rank is not None) for columns in groups]
         values = array("d", [math.nan]) * len(self.columns)
-        for key, loss in losses.items():
-            values[self.columns[key]] = loss
+        for column, loss in losses.items():
+            values[self.columns[column]] = loss
         compared = seconds if compared is None else compared
         self._add(Part(ends, seconds, steps, values, compared, self._last(values)))
 
     def forget(self, ranks: Collection[int]) -> None:
         """Make the losses of these ranks unknown."""
-        columns = [column for key, column in self.columns.items() if concerns_only(key, ranks)]
+        numbers = [number for (_, rank), number in self.columns.items() if rank in ranks]
         for part in chain(*self._rings, *self._open):
-            for column in columns:
-                if column < len(part.values):
-                    part.values[column] = math.nan
+            for number in numbers:
+                if number < len(part.values):
+                    part.values[number] = math.nan
 
     def _add(self, part: Part) -> None:
         for ring, waiting, resolution in zip(self._rings, self._open, RESOLUTIONS, strict=True):
@@ -336,7 +329,7 @@ class Parts:
             newest.append(part)
             covered += part.seconds
             if covered >= seconds and len(newest) >= least:
-                return Span(newest, self.columns, self.peers, self._compared)
+                return Span(newest, self)
         return None
 
     def _fitting(self, seconds: float) -> Sequence[Part]:
@@ -348,7 +341,7 @@ class Parts:
         """Yield how long a loss beyond the allowance has lasted, from short to long spans."""
         for ring in self._rings:
             if ring:
-                yield from Span([*reversed(ring)], self.columns, self.peers, self._compared).lasting(key, allowance)
+                yield from Span([*reversed(ring)], self).lasting(key, allowance)
 
     def longest_gap(self, key: Key, level: float, since: float) -> float:
         """Return the longest time between two parts with a loss above the level, with others between them.
@@ -356,7 +349,7 @@ class Parts:
         Parts of any resolution count: long parts may all have what happens each minute.
         """
         newest = ([part for part in reversed(ring) if part.ends > since] for ring in self._rings)
-        spans = (Span(parts, self.columns, self.peers, self._compared) for parts in newest if parts)
+        spans = (Span(parts, self) for parts in newest if parts)
         return max((span.longest_gap(key, level) for span in spans), default=0.0)
 
     def _last(self, values: Sequence[float]) -> Mapping[int, float]:
@@ -372,7 +365,7 @@ class Parts:
         values = array(
             "d",
             (
-                _mean(compared if kind in self._compared else seconds, column)
+                _mean(compared if kind in self.compared else seconds, column)
                 for (kind, _), column in zip(self.columns, columns, strict=False)
             ),
         )
@@ -385,10 +378,6 @@ def _mean_of(values: array[float], columns: Sequence[int]) -> float:
     if not columns or max(columns) >= len(values):
         return math.nan
     return sum([values[column] for column in columns]) / len(columns)
-
-
-def _covers(parts: Sequence[Part], seconds: float) -> bool:
-    return sum(part.seconds for part in parts) >= seconds
 
 
 def _mean(weights: Sequence[float], values: Sequence[float]) -> float:

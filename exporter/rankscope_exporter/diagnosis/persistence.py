@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import compress
 from statistics import fmean
-from typing import Any
+from typing import NamedTuple
 
-from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES, key_of
+from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, key_of
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window
 from rankscope_exporter.diagnosis.facts import DEVICE, RunFacts
-from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
-from rankscope_exporter.diagnosis.history import HIGH, LOWER, History, finite
+from rankscope_exporter.diagnosis.findings import Candidate, Finding
+from rankscope_exporter.diagnosis.history import HIGH, LOWER, History
 from rankscope_exporter.diagnosis.late_set import LEVEL, Ranks, late_sets
-from rankscope_exporter.diagnosis.parts import Key, Lasting, Parts, Span, concerns_only
+from rankscope_exporter.diagnosis.parts import Column, Key, Lasting, Parts, Span, concerns_only
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
-USEFUL: Key = ("useful", None)
-STEPS_RATE: Key = ("steps_rate", None)
-BYTES_RATE: Key = ("bytes_rate", None)
+USEFUL, STEPS_RATE, BYTES_RATE = "useful", "steps_rate", "bytes_rate"
 """The references for losses: the useful work of each part, its steps and its bytes in collectives per second."""
 
 STATE_GAP, STATE_GAP_RATIO = 5.0, 0.1
@@ -45,10 +43,17 @@ a gradient scaler skips are not compared."""
 _DETECTORS = {detector.kind: detector for detector in LOSSES}
 (SETS,) = (detector.kind for detector in LOSSES if detector.sets)
 """The kind of the findings about sets of ranks."""
-_STATES = {kind: detector for detector in STATES for kind in detector.kinds}
+_STATES = {detector.kind: detector for detector in STATES}
 
 Since = Callable[[float], Window]
 """A function that returns the window from a time until now."""
+
+
+class SavedFinding(NamedTuple):
+    """An open finding, and the longest time between two of its events."""
+
+    finding: Finding
+    gap: float
 
 
 @dataclass
@@ -90,10 +95,7 @@ class LossFindings:
     @property
     def named(self) -> Collection[int]:
         """Return the ranks that an open finding names as late."""
-        return {rank for ranks in self._sets() for rank in ranks}
-
-    def _sets(self) -> Iterator[Ranks]:
-        return (ranks for _, ranks in self._open if isinstance(ranks, tuple))
+        return {rank for _, ranks in self._open for rank in ranks}
 
     @property
     def shortest(self) -> Span | None:
@@ -123,27 +125,35 @@ class LossFindings:
         """Measure the losses of the newest part."""
         self._part = part
         self._began = at - seconds if self._began is None else self._began
-        losses: dict[Key, float] = {}
+        losses: dict[Column, float] = {}
         is_unmeasured = _is_between_measured_steps(part.run)
         for detector in LOSSES:
             if not (is_unmeasured and detector.is_on_device):
-                losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
-        useful, steps = part.lost.get("none", 0.0), part.run.device_steps
-        steps_rate = steps / part.run.seconds
-        found = {kind for kind, _ in self._open}
-        of_run = {
-            kind: loss
-            for (kind, rank), loss in losses.items()
-            if rank is None and found.isdisjoint(_DETECTORS[kind].unusual_in)
-        }
-        references = {USEFUL: useful, STEPS_RATE: steps_rate, BYTES_RATE: part.run.bytes_rate}
-        self._history.add(at, of_run, *references.values())
+                found = detector.measure(part)
+                by_rank = found if isinstance(found, Mapping) else {None: found}
+                losses |= {(detector.kind, rank): loss for rank, loss in by_rank.items() if loss is not None}
+        steps = part.run.device_steps
         if not is_unmeasured:  # what is usual is unknown, too
-            losses |= references
+            losses |= {
+                (USEFUL, None): part.lost.get("none", 0.0),
+                (STEPS_RATE, None): steps / part.run.seconds,
+                (BYTES_RATE, None): part.run.bytes_rate,
+            }
         rivals = [[(SETS, one.rank) for one in members] for members in part.run.peers.values()]
         compared = max((one.spent.aligned.seconds for one in part.run.ranks), default=0.0)
         is_known = any(kind == SETS for kind, _ in losses)
         self._parts.add(at, seconds, steps, losses, rivals, compared or is_known * seconds)
+        if self._history.is_row_due(at):
+            self._add_row(at)
+
+    def _add_row(self, at: float) -> None:
+        """Add the losses of the newest parts to the history, without those that an open finding makes unusual."""
+        span, found = self._parts.span(self._history.row_seconds), {kind for kind, _ in self._open}
+        if span is None or (useful := span.mean((USEFUL, ()))) is None:
+            return
+        usual = (kind for kind, detector in _DETECTORS.items() if found.isdisjoint(detector.unusual_in))
+        losses = {kind: mean for kind in usual if (mean := span.mean((kind, ()))) is not None}
+        self._history.add(at, losses, useful, *(span.mean((rate, ())) or 0.0 for rate in (STEPS_RATE, BYTES_RATE)))
 
     def update(self, at: float, since: Since) -> None:
         """Open and close findings."""
@@ -152,9 +162,8 @@ class LossFindings:
             return
         self._parts.peers.late = self._still_late(shortest)
         usual, self.usual = self.usual, None
-        for key in dict.fromkeys((*self._late_sets(), *self._parts.keys, *self._open)):
-            if key[0] not in _DETECTORS or isinstance(key[1], int):
-                continue
+        of_run = ((kind, ()) for kind, rank in self._parts.columns if rank is None and kind in _DETECTORS)
+        for key in dict.fromkeys((*self._late_sets(), *of_run, *self._open)):
             mean = self._mean(key, shortest)
             if key not in self._open and (mean is None or mean <= self._thresholds.loss):
                 continue  # no allowance is negative
@@ -178,7 +187,7 @@ class LossFindings:
         """Return the ranks of open findings that are late now."""
         limits, peers, found = self._thresholds, self._parts.peers, set[int]()
         peers.late = self.named
-        for ranks in self._sets():
+        for _, ranks in self._open:
             waits, others = (shortest.waits(SETS, of) for of in (ranks, peers.others(ranks)))
             lags = {rank: fmean(others.values()) - wait for rank, wait in waits.items()} if others else {}
             least = max(limits.release * limits.loss, LEVEL * max(lags.values(), default=0.0))
@@ -190,9 +199,8 @@ class LossFindings:
         limits, named = self._thresholds, self.named
         for span in self._spans():
             for group in self._parts.peers.groups:
-                waits = span.waits(SETS, group)
-                left = {rank: wait for rank, wait in waits.items() if rank not in self._parts.peers.late}
-                for ranks in late_sets(left, limits.loss, limits.idle_gpus, is_first=len(left) == len(waits)):
+                waits, late = span.waits(SETS, group), self._parts.peers.late
+                for ranks in late_sets(waits, limits.loss, limits.allowance, late):
                     if steady := tuple(rank for rank in self._steady(ranks, span) if rank not in named):
                         yield SETS, steady
 
@@ -226,7 +234,7 @@ class LossFindings:
         if key in self._open or mean - self._healthy(detector) <= self._thresholds.loss:
             return None
         self._looked = at
-        found = detector.explain(since([*self._spans()][-1].begins), None)
+        found = detector.explain(since([*self._spans()][-1].begins), ())
         return found if found and _is_usual(detector, found) else None
 
     def _healthy(self, detector: LossDetector) -> float:
@@ -239,7 +247,7 @@ class LossFindings:
         What was found before is over, and does not count again.
         """
         ended_at = self._returns.ended_at(key)
-        ranks = self._parts.peers.still_late(key[1]) if isinstance(key[1], tuple) else ()
+        ranks = self._parts.peers.still_late(key[1])
         for one in self._parts.lasting(key, allowance):
             is_chance = one.chance >= self._thresholds.chance * min(one.span.seconds / CHANCE_SECONDS, 1.0)
             is_reached = one.span.begins >= ended_at and not is_chance and self._exceeds(key, one, allowance)
@@ -280,8 +288,8 @@ class LossFindings:
         return max(by_chance, min(allowance, limits.uneven_allowance))
 
     def _baseline(self, key: Key, before: float, shortest: Span, quantile: float) -> float | None:
-        useful, steps_rate = shortest.median(USEFUL), shortest.steps_rate()
-        bytes_rate, of_all = (shortest.mean(rate) or 0.0 for rate in (BYTES_RATE, STEPS_RATE))
+        useful, steps_rate = shortest.median((USEFUL, ())), shortest.steps_rate()
+        bytes_rate, of_all = (shortest.mean((rate, ())) or 0.0 for rate in (BYTES_RATE, STEPS_RATE))
         step_bytes = bytes_rate / of_all if of_all else 0.0
         return self._history.baseline(key[0], before, useful, steps_rate, quantile, step_bytes)
 
@@ -323,20 +331,21 @@ class LossFindings:
         span = self._parts.span(PERIODS * self._returns.gap(key)) or shortest
         span = span if span.begins < shortest.begins else shortest
         mean, window = self._mean(key, span), since(span.begins)
-        is_unknown = mean is None and (key in self._parts.keys or isinstance(key[1], tuple))
+        is_unknown = mean is None and (bool(key[1]) or (key[0], None) in self._parts.columns)
         if is_unknown and at - known.above <= UNKNOWN_SECONDS:
             return
         is_above = loss >= limits.release * limits.loss
         is_explained = is_above and mean is not None and _is_alive(key, window)
-        ranks = self._parts.peers.still_late(key[1]) if isinstance(key[1], tuple) else key[1]
+        ranks = self._parts.peers.still_late(key[1])
         newest = _DETECTORS[key[0]].explain(window, ranks) if is_explained else None
         if newest and _is_contradicted(finding, newest, window):
             lasting = next((one for one in self._reached(key, 0.0) if one.span.begins >= shortest.begins), None)
             is_above = lasting is not None  # else its own fault is over, and what is left is small
             window = since(lasting.span.begins) if lasting else window
             newest = _DETECTORS[key[0]].explain(window, ranks) if lasting else None
-            if newest and _is_contradicted(finding, newest, window):
-                self._begin_again(at, key, newest, shortest)
+            if lasting and newest and _is_contradicted(finding, newest, window):
+                del self._open[key]  # another fault goes on
+                self._begin(at, (key[0], ranks), lasting, 0.0, since)
                 return
         if is_above:
             if known.is_quiet and at - known.above > limits.release_seconds:
@@ -353,20 +362,13 @@ class LossFindings:
             candidate = replace(finding.candidate, ratio=mean, evidence=evidence)
             known.finding = replace(finding, candidate=candidate, is_critical=is_critical)
 
-    def _begin_again(self, at: float, key: Key, newest: Candidate, shortest: Span) -> None:
-        """Replace an open finding by one with another cause: its own fault is over, and another one goes on."""
-        limits = self._thresholds
-        mean = shortest.mean(key) or newest.ratio
-        began = shortest.rise(key, (limits.limit(shortest.seconds) + mean) / 2).begins
-        known = self._open[key_of(newest)] = self._open.pop(key)
-        known.finding = Finding(replace(newest, ratio=mean), began, at, mean > limits.severe, known.finding.baseline)
+    @property
+    def saved(self) -> list[SavedFinding]:
+        """Return the open findings, to save them."""
+        return [SavedFinding(finding, self._returns.gap(key)) for key, finding in self.open.items()]
 
-    def state(self, at: float) -> list[list[Any]]:
-        """Return the open findings as JSON values, with ages instead of times."""
-        return _to_json(self.open, self._returns, at)
-
-    def restore(self, findings: Iterable[tuple[Finding, float]], at: float) -> None:
-        """Add the restored findings of losses, each with the longest time between two of its events."""
+    def restore(self, findings: Iterable[SavedFinding], at: float) -> None:
+        """Restore the findings of losses."""
         for finding, gap in findings:
             if finding.kind in _DETECTORS:
                 key = key_of(finding.candidate)
@@ -385,9 +387,8 @@ class Returns:
 
     def ended_at(self, key: Key) -> float:
         """Return the end of the earlier finding, or of the last one about any of the same ranks."""
-        (kind, ranks), ended = key, self._ended.items()
-        own = {*ranks} if isinstance(ranks, tuple) else {ranks}
-        same = (at for (one, of), (_, at) in ended if one == kind and own & ({*of} if isinstance(of, tuple) else {of}))
+        kind, ranks = key
+        same = (at for (one, of), (_, at) in self._ended.items() if one == kind and (of == ranks or {*of} & {*ranks}))
         return max(same, default=-math.inf)
 
     def forget(self, ranks: Collection[int]) -> None:
@@ -438,52 +439,7 @@ def _is_between_measured_steps(run: RunFacts) -> bool:
 
 
 def _is_alive(key: Key, window: Window) -> bool:
-    ranks = key[1] if isinstance(key[1], tuple) else ()
-    return {one.rank for one in window.run.ranks}.issuperset(ranks)
-
-
-def _to_json(findings: Mapping[Key, Finding], returns: Returns, at: float) -> list[list[Any]]:
-    saved = []
-    for key, one in findings.items():
-        found = one.candidate
-        place, evidence, ages = list(found.place), dict(found.evidence), (at - one.since, at - one.opened)
-        saved.append(
-            [
-                *ages,
-                one.kind,
-                found.ratio,
-                found.cause,
-                place,
-                evidence,
-                one.is_critical,
-                one.baseline,
-                returns.gap(key),
-            ]
-        )
-    return saved
-
-
-def findings_from_json(state: Iterable[Sequence[Any]], at: float) -> list[tuple[Finding, float]]:
-    """Return the findings of a state, each with the longest time between two of its events.
-
-    Raise one of history.UNREADABLE if it is damaged.
-    """
-    return [_from_json(saved, at) for saved in state]
-
-
-def _from_json(saved: Sequence[Any], at: float) -> tuple[Finding, float]:
-    began, opened, kind, ratio, cause, place, evidence, is_critical, baseline, *gap = saved
-    if kind not in KINDS:
-        raise ValueError(f"unknown detector {kind!r}")
-    numbers = {str(name): finite(value) for name, value in dict(evidence).items()}
-    candidate = Candidate(kind, finite(ratio), str(cause), _place(place), numbers)
-    finding = Finding(candidate, at - finite(began), at - finite(opened), bool(is_critical), str(baseline))
-    return finding, max(map(finite, gap), default=0.0)  # earlier versions saved no gap
-
-
-def _place(saved: Sequence[Any]) -> Place:
-    place = Place(*saved)
-    return place._replace(ranks=tuple(map(int, place.ranks)))
+    return {one.rank for one in window.run.ranks}.issuperset(key[1])
 
 
 class StateFindings:
@@ -532,14 +488,15 @@ class StateFindings:
         """Return the seconds that a present state has lasted."""
         return at - self._seen[key_of(candidate)][0] if candidate.lasted is None else candidate.lasted
 
-    def state(self, at: float) -> list[list[Any]]:
-        """Return the open findings as JSON values, with ages instead of times."""
-        return _to_json(self.open, self._returns, at)
+    @property
+    def saved(self) -> list[SavedFinding]:
+        """Return the open findings, to save them."""
+        return [SavedFinding(finding, self._returns.gap(key)) for key, finding in self.open.items()]
 
-    def restore(self, findings: Iterable[tuple[Finding, float]], at: float) -> None:
-        """Add the restored findings of states, each with the longest time between two of its events."""
+    def restore(self, findings: Iterable[SavedFinding], at: float) -> None:
+        """Restore the findings of states."""
         for finding, gap in findings:
-            if finding.kind not in _DETECTORS:
+            if finding.kind in _STATES:
                 key = key_of(finding.candidate)
                 self.open[key] = finding
                 self._seen[key] = finding.since, at, max(STATE_GAP, AS_LONG * gap)

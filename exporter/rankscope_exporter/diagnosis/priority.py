@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankscope_exporter.diagnosis.detectors import KINDS, LOSSES, STATES
+from rankscope_exporter.diagnosis.detectors import DETECTORS, LOSSES, STATES
 from rankscope_exporter.diagnosis.detectors.loss import KindAndCause
 from rankscope_exporter.diagnosis.findings import Candidate
 
-STANDSTILLS = tuple(kind for one in STATES if one.stops_run for kind in one.kinds)
+STANDSTILLS = tuple(one.kind for one in STATES if one.stops_run)
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
-    **{one.kind: (*one.explained_by, *STANDSTILLS) for one in LOSSES if one.kind in KINDS},
-    **{kind: one.explained_by for one in STATES for kind in one.kinds if one.explained_by},
+    **{one.kind: (*one.explained_by, *STANDSTILLS) for one in LOSSES},
+    **{one.kind: one.explained_by for one in STATES if one.explained_by},
 }
 """By kind: the kinds that explain it. A run that makes no progress has no other losses."""
 
 EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
-    **{(one.kind, cause): by for one in LOSSES for cause, by in one.explained_by_cause},
-    **{(kind, cause): by for one in STATES for kind in one.kinds for cause, by in one.explained_by_cause},
+    (one.kind, cause): by for one in DETECTORS for cause, by in one.explained_by_cause
 }
 """By kind and cause: the kind and cause that explain it. An empty cause stands for any cause."""
 

@@ -6,15 +6,15 @@ unknown value is absent (None, or no key), never 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from itertools import repeat
-from math import isfinite
 from operator import attrgetter
 from typing import Any
 
 from rankscope_exporter.diagnosis.counters import increase
 from rankscope_exporter.diagnosis.ports import PortFault
+from rankscope_exporter.diagnosis.saved import Time
 
 READING_BYTES, NUMBER_BYTES = 2000, 60
 """About how much memory a reading takes without its numbers by name, and each of these."""
@@ -125,9 +125,9 @@ class GpuReading:
     """The number of processes on it, without the ranks of the run that have another GPU."""
     idle_seconds: float | None = None
     """Seconds since a kernel last ran."""
-    is_power_limit_lowered: bool = False
+    is_power_limit_lowered: bool | None = None
     """True if its power limit is below its default."""
-    is_link_reduced: bool = False
+    is_link_reduced: bool | None = None
     """True if it has fewer PCIe lanes or NVLinks than it supports."""
 
 
@@ -137,7 +137,7 @@ class Ending:
 
     reason: str
     """The reason as in rankscope_rank_exit_info: `finished`, `exception`, `interrupted`, `sigterm` or `killed`."""
-    at: float
+    at: Time
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class RankReading:
     """One rank at one moment. Times are seconds of the caller's monotonic clock."""
 
     rank: int
-    at: float
+    at: Time
     began: float
     group: str = ""
     """The ranks that it synchronizes with, as in rankscope_rank_info."""
@@ -154,10 +154,10 @@ class RankReading:
     """The UUID of its GPU; empty without one."""
     world_size: int = 0
     ended: Ending | None = None
-    last_progress: float = 0.0
+    last_progress: Time = 0.0
     phase: str = "other"
     """The current phase of the training thread."""
-    phase_since: float = 0.0
+    phase_since: Time = 0.0
     issued: Mapping[str, float] = field(default_factory=dict)
     """The number of collectives that it has issued, by group."""
     collective: str = ""
@@ -166,7 +166,7 @@ class RankReading:
     """That collective, one of layout.OPS."""
     amp_scale: float | None = None
     checkpoints: float = 0.0
-    last_checkpoint: float | None = None
+    last_checkpoint: Time | None = None
     is_stopped: bool = False
     """True if the kernel does not run its process, by a signal, a debugger or a cgroup's freezer."""
     children: int | None = None
@@ -234,39 +234,8 @@ def _spent(now: Any, then: Any) -> Any:
     return {name: value - base if value >= (base := before(name, 0.0)) else value for name, value in now.items()}
 
 
-NESTED = {
-    "aligned": AlignedCounters,
-    "collectives": CollectiveCounters,
-    "process": ProcessCounters,
-    "gpu": GpuCounters,
+_FIELDS = {
+    kind: attrgetter(*(one.name for one in fields(kind)))
+    for kind in (Counters, AlignedCounters, CollectiveCounters, ProcessCounters, GpuCounters)
 }
-_FIELDS = {kind: attrgetter(*(one.name for one in fields(kind))) for kind in (Counters, *NESTED.values())}
 """Functions that return the values of a kind's fields."""
-
-
-def reading_to_json(one: RankReading) -> list[Any]:
-    """Return the part of a reading that starts a window, as JSON values."""
-    return [one.rank, one.began, asdict(one.counters)]
-
-
-def reading_from_json(state: Sequence[Any], at: float) -> RankReading:
-    """Return a reading at that time from what `reading_to_json` returned. Raise TypeError, ValueError or KeyError."""
-    rank, began, counters = state
-    known = dict(counters)
-    nested = {name: kind(**_numbers(known.pop(name))) for name, kind in NESTED.items()}
-    buckets = tuple(map(float, known.pop("step_buckets")))
-    return RankReading(
-        int(rank), at, float(began), counters=Counters(**_numbers(known), **nested, step_buckets=buckets)
-    )
-
-
-def _numbers(values: Any) -> dict[str, Any]:
-    """Return the checked values: each is a number, None, or numbers by name."""
-    return {name: _numbers(one) if isinstance(one, dict) else _number(one) for name, one in dict(values).items()}
-
-
-def _number(value: Any) -> float | None:
-    number = None if value is None else float(value)
-    if number is not None and not isfinite(number):
-        raise ValueError(f"{value!r} is not a valid counter value")
-    return number

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from statistics import fmean, median, median_high
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.facts import DEVICE, WAIT, RankFacts, RunFacts, compare
 from rankscope_exporter.diagnosis.lost import throttling
 from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.diagnosis.saved import Time, rounded
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 Numbers = Mapping[str, float]
@@ -42,7 +42,7 @@ ROW_BYTES = 2000
 class Row(NamedTuple):
     """The mean step in a part of the run's time."""
 
-    at: float
+    at: Time
     """The end of the part."""
     seconds: float
     """Seconds of a step, without planned phases."""
@@ -65,7 +65,7 @@ class Slower(NamedTuple):
     ratio: float
     """The ratio of its time that it loses."""
     cause: str
-    since: float
+    since: Time
     before: Row
     now: Row
 
@@ -76,19 +76,15 @@ class Speed:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._row_seconds = thresholds.slower_seconds / SPAN_ROWS
-        self._rows: deque[Row] = deque(maxlen=ROWS)
+        self.rows: deque[Row] = deque(maxlen=ROWS)
         self._begin: tuple[float, Mapping[int, RankReading]] | None = None
         """The readings at the end of the newest row."""
         self._steps = math.inf
         self.slower: Slower | None = None
 
-    def kept_bytes(self) -> int:
-        """Return about how much memory it takes."""
-        return ROW_BYTES * len(self._rows)
-
     def forget(self) -> None:
         """Drop the past, because the ranks' processes have changed."""
-        self._rows.clear()
+        self.rows.clear()
         self._begin, self._steps, self.slower = None, math.inf, None
 
     def observe(self, at: float, run: Run, readings: Mapping[int, RankReading]) -> None:
@@ -104,12 +100,12 @@ class Speed:
         made = min((now.iterations - before.iterations for now, before in both), default=0.0)
         if at - began >= self._row_seconds and made >= ROW_STEPS:
             self._begin = at, readings
-            self._rows.append(_row(at, compare(run, then, readings)))
+            self.rows.append(_row(at, compare(run, then, readings)))
             self.slower = self._go_on(self.slower) if self.slower else self._find()
 
     def _find(self) -> Slower | None:
         """Return how much slower the run has been for long enough, and why."""
-        rows, limits = [*self._rows], self._thresholds
+        rows, limits = [*self.rows], self._thresholds
         enough = limits.slower_seconds - self._row_seconds / 2
         counts = (count for count in range(LEAST_ROWS, len(rows)) if rows[-1].at - rows[-count - 1].at >= enough)
         count = next(counts, len(rows))
@@ -131,35 +127,13 @@ class Speed:
     def _go_on(self, slower: Slower) -> Slower | None:
         """Return how much slower the run is now; None if the newest rows are not slow, or do other work."""
         before = slower.before
-        newest, limit = [*self._rows][-2:], self._thresholds.release
+        newest, limit = [*self.rows][-2:], self._thresholds.release
         if not any(_is_same_work(row, before) and self._is_slow(row, before, limit) for row in newest):
             return None
         return _slower(slower.cause, slower.since, before, _middle(newest))
 
     def _is_slow(self, row: Row, before: Row, part: float = 1.0) -> bool:
         return row.own_seconds - before.own_seconds >= part * self._thresholds.slower * before.seconds
-
-    def state(self, at: float) -> list[Any]:
-        """Return the past as JSON values, with ages instead of times."""
-        slower, rows = self.slower, [*self._rows]
-        if slower:
-            rows += [slower.before, slower.now]
-        flat = [_to_flat(row, at) for row in rows]
-        columns = {name: [row.get(name) for row in flat] for name in dict.fromkeys(chain(*flat))}
-        known = [slower.cause, {"ratio": slower.ratio, "age": at - slower.since}] if slower else []
-        return [columns, *known]
-
-    def restore(self, state: Sequence[Any], at: float) -> None:
-        """Restore what `state` returned. Raise KeyError, TypeError, ValueError or OverflowError if it is damaged."""
-        saved, *known = state
-        columns, slower = dict(saved), None
-        rows = [_from_flat(dict(zip(columns, row, strict=True)), at) for row in zip(*columns.values(), strict=True)]
-        if known:
-            (cause, numbers), (*rows, before, now) = known, rows
-            found = _finite(dict(numbers))
-            slower = Slower(found["ratio"], str(cause), at - found["age"], before, now)
-        self._rows.extend(rows)
-        self.slower = slower
 
 
 def _slower(cause: str, since: float, before: Row, now: Row) -> Slower:
@@ -172,14 +146,15 @@ def _row(at: float, run: RunFacts) -> Row:
 
     names = sorted({phase for one in run.ranks for phase in one.step_ratios} - {*OTHER_LOSSES})
     seconds = run.lower_median(_step_seconds) or 0.0
-    return Row(at, seconds, {phase: of_phase(phase) for phase in names}, _work(run), _state(run))
+    numbers = {phase: of_phase(phase) for phase in names}, _work(run), _state(run)
+    return Row(at, seconds, *({name: rounded(value) for name, value in one.items()} for one in numbers))
 
 
 def _step_seconds(one: RankFacts) -> float:
     aligned = one.spent.aligned
     if aligned.steps:
         return aligned.seconds / aligned.steps
-    return one.seconds * (1.0 - one.planned_ratio) / one.spent.iterations
+    return one.unplanned_seconds / one.spent.iterations
 
 
 def _work(run: RunFacts) -> Numbers:
@@ -258,26 +233,3 @@ def _cause(before: Row, now: Row, thresholds: Thresholds) -> str:
 def _seconds(name: str, row: Row) -> float:
     """Return a ratio of the time in seconds of a step."""
     return row.state.get(name, 0.0) * row.seconds
-
-
-def _to_flat(row: Row, at: float) -> Mapping[str, float]:
-    parts = zip(Row._fields[2:], row[2:], strict=True)
-    numbers = {f"{part} {name}": value for part, named in parts for name, value in named.items()}
-    rounded = {name: float(f"{value:.6g}") for name, value in numbers.items()}
-    return {"age": at - row.at, "seconds": row.seconds, **rounded}
-
-
-def _from_flat(saved: Mapping[str, Any], at: float) -> Row:
-    known = _finite(saved)
-    parts = (
-        {name.removeprefix(f"{part} "): value for name, value in known.items() if name.startswith(f"{part} ")}
-        for part in Row._fields[2:]
-    )
-    return Row(at - known["age"], known["seconds"], *parts)
-
-
-def _finite(saved: Mapping[str, Any]) -> dict[str, float]:
-    known = {str(name): float(value) for name, value in saved.items() if value is not None}
-    if not all(map(math.isfinite, known.values())):
-        raise ValueError("a number of the run's past is not finite")
-    return known

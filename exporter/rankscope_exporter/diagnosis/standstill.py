@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.facts import WAIT, Stall
 from rankscope_exporter.diagnosis.readings import RankReading, are_stopped
+from rankscope_exporter.diagnosis.saved import Time
 from rankscope_exporter.diagnosis.step_times import longest_step
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.diagnosis.waits import (
@@ -36,6 +37,8 @@ AWAITED = frozenset((*phases.NAMES, OUTSIDE, FINISHED, STOPPED)) - {STARTUP}
 """All that has a pace. A script's own phases count as `other`. No start-up predicts how long the next one takes."""
 UNNAMED = (OUTSIDE, *phases.PLANNED)
 """What no single rank is blamed for: long waits for it are the pace of all ranks."""
+PAUSES = frozenset((STARTUP, OTHER, *phases.PLANNED))
+"""Phases that do not belong to the usual step."""
 BLAMED = frozenset((*phases.COMPUTING, "data_wait", "h2d_copy", OTHER))
 """The phases of a rank that the others wait for, each in a single step."""
 SILENT = 5.0
@@ -80,7 +83,7 @@ class Longest(NamedTuple):
 
     ever: float
     recent: float
-    ended: float
+    ended: Time
     """When the recent one ended."""
 
 
@@ -178,7 +181,7 @@ class Pace:
     @property
     def shortest_limit(self) -> float | None:
         """Return the seconds after which it hangs whatever it waits for; None too soon after the first steps."""
-        floor = self._thresholds.stuck_floor
+        floor = max(self._thresholds.stuck_floor, EVER * _usual_step(self._last))
         if self.stepped_since is not None and self._stepped_at - self.stepped_since > self._thresholds.pace_known_after:
             return floor
         return None if self._recorded is None else max(floor, EVER * self._recorded)
@@ -224,18 +227,24 @@ def key(awaited: str, rank: int) -> str:
     return f"{awaited} {rank}"
 
 
-def is_key(name: str) -> bool:
-    """Return whether a pace may have this name."""
-    awaited, _, rank = name.partition(" ")
-    return awaited in AWAITED and (not rank or rank.isdecimal())
-
-
 def _awaited(one: RankReading, phase: str, *, has_waiting: bool) -> str:
     """Return what a run waits for if it waits for this rank."""
     is_known = phase in phases.NAMES and phase != OTHER
     if has_waiting or (is_known and (_is_silent(one) or phase in ("data_wait", *phases.PLANNED))):
         return phase if is_known else OTHER
     return OUTSIDE
+
+
+def _usual_step(living: Ranks) -> float:
+    """Return the mean seconds of a step of the rank with the shortest ones, without pauses and planned phases."""
+    return min(
+        (
+            sum(seconds for phase, seconds in one.counters.phases.items() if phase not in PAUSES)
+            / max(one.counters.iterations, 1.0)
+            for one in living
+        ),
+        default=0.0,
+    )
 
 
 def _has_moved(then: RankReading, now: RankReading, waiting: bool) -> bool:

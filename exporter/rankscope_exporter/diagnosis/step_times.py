@@ -52,7 +52,7 @@ def long_to_usual(run: RunFacts) -> float:
     if last <= first or not rest:
         return 1.0
     between = list(zip(buckets[first + 1 : last], STEP_BOUNDS[first:], STEP_BOUNDS[first + 1 :], strict=False))
-    low, seconds = STEP_BOUNDS[last - 1], one.seconds * (1.0 - one.planned_ratio)
+    low, seconds = STEP_BOUNDS[last - 1], one.unplanned_seconds
     longest_rest = seconds - count * low - sum(number * least for number, least, _ in between)
     usual = min(STEP_BOUNDS[first], max(longest_rest, 0.0) / rest)
     seconds -= rest * usual + sum(number * most for number, _, most in between)
@@ -66,7 +66,7 @@ def has_spikes(run: RunFacts) -> bool:
 
 def _unplanned(run: RunFacts, buckets: tuple[float, ...], usual: float) -> tuple[float, ...]:
     """Return the histogram without steps that a planned phase made long."""
-    planned = max(each.planned_ratio * each.seconds for each in run.ranks)
+    planned = max(each.planned_seconds for each in run.ranks)
     return _without_longest(buckets, planned, usual)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple
 
@@ -26,23 +27,17 @@ class Thresholds:
     chance: float = 1e-4
     """Probability of a loss by chance, up to which it alerts: six events of the same one of eight ranks, or fifteen of
     two. In shorter times than 100 s it is less, in proportion, since there are more of them."""
-    loss: float = 0.07
-    """The smallest loss that alerts. Healthy devices differ by about 2%."""
     release: float = 0.7
-    """Ratio of `loss` below which a finding ends, so that a loss near its limit does not flap."""
+    """Ratio of the smallest limit below which a finding ends, so that a loss near its limit does not flap."""
     release_seconds: float = 20.0
     """How long the loss has to stay below `release`."""
     severe: float = 0.5
     """Loss above which a finding is critical."""
-    idle_gpus: float = 0.03
-    """Ratio of the GPU time above which the wait for a set of late ranks counts. One fast rank of 64 wastes less."""
     cause: float = 0.3
     """Ratio of the lag that a phase has to explain to be the cause: with a slow CPU, forward has a third of the lag and
     backward two thirds."""
     single: float = 0.4
-    """Ratio of the total wait that ranks which are always late have to explain. Ranks that are late in turn do not."""
-    rotating: float = 0.55
-    """The same ratio up to which ranks are late in turn."""
+    """Ratio of the total wait that ranks which are always late have to explain, or ranks that are late in turn."""
     network_allowance: float = 0.25
     """Exposed transfer that is not counted as a loss. Well-tuned large jobs have up to a quarter."""
     bubble_allowance: float = 0.4
@@ -57,14 +52,13 @@ class Thresholds:
     """Multiple of a run's usual uneven work (nine tenths of the last hour are below it) that is not counted as a loss,
     if that is less than `uneven_allowance`. It is known after ten minutes. With 1.25, three of those 100 jobs alert."""
     allowance: float = 0.03
-    """The allowance of all other losses of a whole run. If the run's baseline is less, the baseline is used."""
+    """The allowance of all other losses of a whole run. If the run's baseline is less, the baseline is used. The wait
+    for late ranks counts if it is more than this ratio of the GPU time: one fast rank of 64 wastes less."""
     baseline_seconds: float = 3600.0
-    """Time over which the baseline is the lower quartile. A fault becomes the baseline only after three quarters of
-    it."""
+    """Time over which the baseline is the lower quartile. A fault becomes the baseline only after three quarters of it.
+    Checkpoints are counted over this time, and over six times as long."""
     throttled: float = 0.3
     """Ratio of the time in which the GPU is throttled."""
-    throttled_clock: float = 0.95
-    """Ratio of the highest mean clock of the group below which a throttled GPU is slower than its peers."""
     aggregation: float = 1.1
     """Rank 0's traffic or memory as a ratio of rank 1's. Healthy ranks differ by a few percent."""
     workers_busy: float = 0.5
@@ -79,8 +73,6 @@ class Thresholds:
     """Small collectives per step from which they are a loss. One or two are common (the loss, a gradient norm)."""
     latency_bound_bytes: float = 1e8
     """Bytes per second of exposed transfer up to which latency takes the time: a link of 1 Gbit/s carries more."""
-    device_reads_per_step: float = 0.9
-    """Waits of the host for the device per step that count as every step. A window's edges can miss some waits."""
     stuck_floor: float = 45.0
     """Shortest time without progress that is a hang. Healthy steps of a few seconds are far shorter. Twice that before
     a run has a pace, if it is known which rank the others wait for."""
@@ -102,18 +94,14 @@ class Thresholds:
     may wait for an idle rank before any has begun to train."""
     checkpoint: float = 0.05
     """Ratio of the time in checkpoints. At the rate that failures require, checkpoints take about 2%."""
-    checkpoint_seconds: float = 3600.0
-    checkpoint_long_seconds: float = 21600.0
     checkpoint_overdue: float = 14400.0
+    """Seconds without a checkpoint."""
     low_use: float = 0.5
     """Ratio of the time in which a kernel runs. Published studies of underused GPUs use one half."""
-    low_use_seconds: float = 900.0
     computing: float = 0.7
     """Ratio of useful work above which no other cause explains low use."""
     memory_bound: float = 0.8
     """Ratio of used memory above which a larger batch does not fit."""
-    memory_spare: float = 0.5
-    """Ratio of used memory up to which twice the batch fits."""
     slower: float = 0.23
     """How much longer than in the run's past a step takes at the same work. Steps may vary by a fifth, and the mean of
     steps that are a quarter longer exceeds this."""
@@ -124,12 +112,14 @@ class Thresholds:
     memory_held: float = 0.05
     """Ratio of used memory below which a GPU is empty. A bare CUDA context takes about 0.5 GB, less than 1%."""
     amp_skips: float = 8.0
-    """Skipped steps in `amp_seconds`. At the start, a scaler halves its scale about five times from 65536."""
-    amp_seconds: float = 300.0
-    ends_together: float = 5.0
-    """Longest time between the ends of a run's ranks that end together. Exporters notice an end within a second."""
+    """Skipped steps in five minutes. At the start, a scaler halves its scale about five times from 65536."""
     works_until_its_end: float = 60.0
     """Longest time between the last progress and the end: work after the last step."""
+
+    @cached_property
+    def loss(self) -> float:
+        """The smallest loss that alerts. Healthy devices differ by about 2%."""
+        return min(tier.limit for tier in self.tiers)
 
     def limit(self, seconds: float) -> float:
         """Return the limit of a loss that lasts for these seconds; infinite if it is too short for any."""

@@ -99,12 +99,16 @@ class RankGpus:
         return seconds
 
 
-def _is_power_limit_lowered(values: Mapping[str, Any]) -> bool:
-    limits = values.get("power")
-    return bool(limits and limits.limit_watts and limits.limits.default and limits.limit_watts < limits.limits.default)
+def _is_power_limit_lowered(values: Mapping[str, Any]) -> bool | None:
+    power = values.get("power")
+    return _is_below(power.limit_watts, power.limits.default) if power else None
 
 
-def _is_link_reduced(values: Mapping[str, Any]) -> bool:
-    link, nvlinks = values.get("pcie"), values.get("nvlink")
-    is_narrow = bool(link and link.link.width and link.best.width and link.link.width < link.best.width)
-    return is_narrow or bool(nvlinks and not all(nvlinks.states))
+def _is_link_reduced(values: Mapping[str, Any]) -> bool | None:
+    pcie, nvlinks = values.get("pcie"), values.get("nvlink")
+    is_narrow = _is_below(pcie.link.width, pcie.best.width) if pcie else None
+    return not all(nvlinks.states) or is_narrow if nvlinks else is_narrow
+
+
+def _is_below(value: float | None, usual: float | None) -> bool | None:
+    return value < usual if value and usual else None

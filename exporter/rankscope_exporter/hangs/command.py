@@ -9,8 +9,14 @@ from pathlib import Path
 from rankscope.cli.printable import printable
 from rankscope_exporter.hangs import flight_recorder, records
 from rankscope_exporter.hangs.flight_recorder import DumpError
-from rankscope_exporter.hangs.words import describe_group, lines, name_ranks
+from rankscope_exporter.hangs.words import Coverage, describe_group, lines, name_ranks
 
+DUMPS = Coverage(
+    world_size=0,
+    ended={},
+    reasons=("it has no readable dump", "they have no readable dumps"),
+    advice="Put the dumps of all nodes into one directory.",
+)
 UNREADABLE_SHOWN = 20
 """The number of dumps that cannot be read of which the reason is shown."""
 
@@ -30,7 +36,7 @@ def explain_dumps(path: Path) -> Iterator[str]:
     """Yield the result for the dumps in a directory or with a prefix. Raise DumpError."""
     unreadable: list[DumpError] = []
     dumps = flight_recorder.read_dumps(path, unreadable)
-    yield from lines(flight_recorder.positions(dumps), flight_recorder.groups_of(dumps))
+    yield from lines(flight_recorder.positions(dumps), flight_recorder.groups_of(dumps), DUMPS)
     for group, number, called in flight_recorder.find_disagreements(dumps):
         each = ", ".join(f"{name_ranks(ranks)}: {name}" for name, ranks in called.items())
         yield f"Ranks call different operations for collective {number:.0f} of {describe_group(group)}: {each}."

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, living_ranks
+from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, all_ranks
 from rankscope.record import layout
 from rankscope.record.group_name import members
 from rankscope.record.stopped import is_stopped
+from rankscope.record.text import NUMBER
 from rankscope_exporter.diagnosis.waits import (
     Operation,
     Position,
@@ -22,14 +23,17 @@ from rankscope_exporter.diagnosis.waits import (
     with_unused_groups,
 )
 from rankscope_exporter.hangs.flight_recorder import Group
-from rankscope_exporter.hangs.words import lines, name_ranks
+from rankscope_exporter.hangs.words import Coverage, lines, name_ranks
 
 HANGS_AFTER = 5.0
 """Seconds without progress; few steps take longer."""
 DEVICE_MAY_WORK = ("collective_wait", "device_wait", "other")
 """Phases of a rank whose host waits for the device, or is at a place that no probe knows."""
+GLOO = "gloo"
+"""The backend whose collectives the host waits in."""
 PAIRWISE = ("send", "recv")
 """Operations of two ranks. A record does not count them, and does not name the other rank."""
+ELSEWHERE = ("it runs on another node or has ended", "they run on another node or have ended")
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
@@ -45,19 +49,31 @@ class NoRanksError(Exception):
 
 def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
     """Yield the ranks that block the run. Raise NoRanksError."""
-    living = _living(run, run_dirs)
+    living, ended = _ranks(run, run_dirs)
     ranks_of = _ranks_of_groups(living)
     groups = {name: Group(name, "", ranks) for name, ranks in ranks_of.items()}
     positions = find_positions(living, ranks_of)
-    yield from lines(positions, groups)
+    coverage = Coverage(_world_size(living), ended, ELSEWHERE, "Run this command on each node of the run.")
+    yield from lines(positions, groups, coverage)
     if stopped := [int(one.rank) for one in living if is_stopped(one.snapshot.lock_pid)]:
         are = "are" if len(stopped) > 1 else "is"
         yield f"{name_ranks(stopped)} {are} stopped: by a signal (SIGSTOP), a debugger or a frozen cgroup."
-    if not blocking_ranks(waits(positions, ranks_of)):
+    late = frozenset[int]().union(*blocking_ranks(waits(positions, ranks_of)))
+    if coverage.world_size > len(living) + len(ended) and (unsure := [*_on_device(living, late)]):
+        yield f"On the device, {name_ranks(unsure).lower()} may wait for a rank that is not visible here."
+    if not late & ({one.rank for one in positions} | ended.keys()):
         yield f"Phases: {'; '.join(_phases(living))}."
     if (idle := min(one.snapshot.read_monotonic - one.snapshot.last_progress for one in living)) < HANGS_AFTER:
         yield f"The run may not hang: a rank has made progress {idle:.1f} s ago."
     yield from _dumps(living[0])
+
+
+def _on_device(living: Sequence[RecordedRank], late: Set[int]) -> Iterator[int]:
+    """Yield the late ranks of which only the host is known to be in no collective: it may wait for the device."""
+    for one in living:
+        is_host = one.snapshot.info.get("backend") == GLOO
+        if int(one.rank) in late and not is_host and one.snapshot.phase in DEVICE_MAY_WORK:
+            yield int(one.rank)
 
 
 def _ranks_of_groups(living: Sequence[RecordedRank]) -> Mapping[str, Sequence[int]]:
@@ -103,11 +119,27 @@ def _unfinished(one: Position, issued: Mapping[int, Mapping[str, float]]) -> Ope
     return None if group is None else Operation("collective", group, one.issued[group])
 
 
-def _living(run: str | None, run_dirs: Sequence[Path]) -> list[RecordedRank]:
+def _ranks(run: str | None, run_dirs: Sequence[Path]) -> tuple[list[RecordedRank], Mapping[int, str]]:
+    """Return the run's living ranks, and the ends of those that have ended since these began."""
     try:
-        every = [one for directory in run_dirs for one in living_ranks(directory)]
+        every = [one for directory in run_dirs for one in all_ranks(directory)]
     except RunDirectoryError as error:
         raise NoRanksError(str(error)) from error
+    living = _living(run, [one for one in every if one.snapshot.alive], run_dirs)
+    known = {one.rank for one in living}
+    began = min(one.snapshot["started_monotonic"] for one in living)
+    ended = {
+        int(one.rank): one.snapshot.exit_reason or "unknown"
+        for one in every
+        if (one.run, one.owner) == (living[0].run, living[0].owner)
+        and one.rank not in known
+        and one.snapshot.unix_offset is not None  # else another boot's times
+        and one.snapshot.last_progress >= began
+    }
+    return living, ended
+
+
+def _living(run: str | None, every: Sequence[RecordedRank], run_dirs: Sequence[Path]) -> list[RecordedRank]:
     runs = sorted({one.run for one in every})
     if run is None and len(runs) > 1:
         raise NoRanksError(f"several runs found; choose one with --run: {', '.join(runs)}")
@@ -123,6 +155,13 @@ def _living(run: str | None, run_dirs: Sequence[Path]) -> list[RecordedRank]:
     return sorted(found, key=lambda one: int(one.rank))
 
 
+def _world_size(living: Sequence[RecordedRank]) -> int:
+    """Return the run's number of ranks; 0 if the ranks disagree or do not know it."""
+    sizes = {str(one.snapshot.info.get("world_size")) for one in living}
+    size = sizes.pop()
+    return int(size) if not sizes and NUMBER.fullmatch(size) else 0
+
+
 def _position(one: RecordedRank, counts: Mapping[str, float]) -> Position:
     group, name = one.snapshot.open_group, one.snapshot.open_operation
     if group not in counts:
@@ -133,7 +172,7 @@ def _position(one: RecordedRank, counts: Mapping[str, float]) -> Position:
 
 def _dumps(one: RecordedRank) -> Iterator[str]:
     """Yield where torch writes dumps of its flight recorder, if the job's environment can be read."""
-    if one.snapshot.info.get("backend") == "gloo":  # it has no watchdog
+    if one.snapshot.info.get("backend") == GLOO:  # it has no watchdog
         return
     process = Path(f"/proc/{one.snapshot.lock_pid}")
     with suppress(OSError):

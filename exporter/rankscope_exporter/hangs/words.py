@@ -1,10 +1,15 @@
-"""The text of `rankscope hang`: the blocking ranks, their operations, and the ranks that wait for them."""
+"""The text of `rankscope hang`: the blocking ranks, their operations, and the ranks that wait for them.
+
+A rank without a position may run on another node, where it may wait like the others. So it is never said to block.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
+from rankscope.record.group_name import LARGEST
 from rankscope_exporter.diagnosis.waits import (
     Operation,
     Position,
@@ -20,26 +25,51 @@ SETS_SHOWN = 8
 """The number of sets of blocking ranks that are shown."""
 
 
-def lines(positions: Sequence[Position], groups: Mapping[str, Group]) -> Iterator[str]:
-    """Yield a headline and a line for each set of blocking ranks."""
+class Coverage(NamedTuple):
+    """Knowledge of the run's ranks that have no position."""
+
+    world_size: int
+    """The run's number of ranks; 0 if it is unknown."""
+    ended: Mapping[int, str]
+    """The ranks that have ended, with the reason."""
+    reasons: tuple[str, str]
+    """Why one rank, and several ranks, may not be visible."""
+    advice: str
+    """How to see the others."""
+
+
+def lines(positions: Sequence[Position], groups: Mapping[str, Group], coverage: Coverage) -> Iterator[str]:
+    """Yield a headline, a line for each set of blocking ranks, and a line for the ranks that are not visible here."""
     waiting = waits(positions, {name: group.ranks for name, group in groups.items()})
     late = blocking_ranks(waiting)
     by_rank = {one.rank: one for one in positions}
-    if not late:
-        yield from _without_blocking_rank(positions, groups)
-        return
-    every = sorted(rank for ranks in late for rank in ranks)
-    block = "block" if len(every) > 1 else "blocks"
-    yield f"{name_ranks(every)} of {_count(positions, groups)} {block} the other ranks."
-    missing = frozenset(every) - by_rank.keys()
-    known = [ranks for ranks in late if not ranks <= missing]
-    for ranks in known[:SETS_SHOWN]:
-        yield f"{_why(ranks, by_rank, groups)} {_waiting(ranks, waiting, by_rank, groups)}"
-    if len(known) > SETS_SHOWN:
-        yield f"{len(known) - SETS_SHOWN} more are not shown."
-    if missing:
-        have = "are missing: they have ended or run" if len(missing) > 1 else "is missing: it has ended or runs"
-        yield f"{name_ranks([*missing])} {have} on another node. {_waiting(missing, waiting, by_rank, groups)}"
+    every = by_rank.keys() | {rank for group in groups.values() for rank in group.ranks}
+    every |= {*range(coverage.world_size if coverage.world_size <= LARGEST else 0)}
+    unseen = frozenset(every - by_rank.keys() - coverage.ended.keys())
+    known = [ranks for ranks in late if not ranks <= unseen]
+    waited_for = unseen & frozenset[int]().union(*late)
+    if known:
+        blocking = sorted(rank for ranks in known for rank in ranks)
+        yield f"{name_ranks(blocking)} of {len(every)} {'block' if len(blocking) > 1 else 'blocks'} the other ranks."
+        for ranks in known[:SETS_SHOWN]:
+            why = _why(ranks, by_rank, groups, coverage.ended)
+            yield f"{why} {_waiting(ranks, waiting, by_rank, groups)}"
+        if len(known) > SETS_SHOWN:
+            yield f"{len(known) - SETS_SHOWN} more are not shown."
+    elif waited_for:
+        others = "ranks that are" if len(waited_for) > 1 else "a rank that is"
+        yield f"The ranks here wait for {others} not visible here."
+    else:
+        yield from _without_blocking_rank(positions, groups, is_whole=not unseen)
+    if unseen:
+        waits_in = _waiting(waited_for, waiting, by_rank, groups) if waited_for and not known else ""
+        yield " ".join(filter(None, (_not_visible(unseen, len(every), coverage), waits_in, coverage.advice)))
+
+
+def _not_visible(unseen: frozenset[int], total: int, coverage: Coverage) -> str:
+    are_several = len(unseen) > 1
+    are = "are" if are_several else "is"
+    return f"{name_ranks([*unseen])} of {total} {are} not visible here: {coverage.reasons[are_several]}."
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -65,14 +95,14 @@ def _waiting(late: frozenset[int], waiting: Waits, by_rank: Mapping[int, Positio
     return f"Rank {first} waits in {describe_operation(operation, groups)}{more}." if operation else ""
 
 
-def _count(positions: Sequence[Position], groups: Mapping[str, Group]) -> int:
-    return len({one.rank for one in positions} | {rank for group in groups.values() for rank in group.ranks})
-
-
-def _why(ranks: frozenset[int], by_rank: Mapping[int, Position], groups: Mapping[str, Group]) -> str:
+def _why(
+    ranks: frozenset[int], by_rank: Mapping[int, Position], groups: Mapping[str, Group], ended: Mapping[int, str]
+) -> str:
     if len(ranks) > 1:
         return f"{name_ranks([*ranks])} wait for each other: their order of operations differs, or their link fails."
     [rank] = ranks
+    if rank not in by_rank:
+        return f"Rank {rank} has ended ({ended[rank]})."
     operation = by_rank[rank].waits_in
     if operation is None:
         behind = collectives_behind(rank, {one.rank: one.issued for one in by_rank.values()})
@@ -101,12 +131,16 @@ def describe_group(group: Group) -> str:
     return f"{group.description or 'group ' + group.name} (ranks {format_ranges(group.ranks)})"
 
 
-def _without_blocking_rank(positions: Sequence[Position], groups: Mapping[str, Group]) -> Iterator[str]:
+def _without_blocking_rank(
+    positions: Sequence[Position], groups: Mapping[str, Group], *, is_whole: bool
+) -> Iterator[str]:
     stuck = [one for one in positions if one.waits_in]
     if not stuck:
-        yield f"No hang in a collective: none of the {len(positions)} ranks waits in an operation."
+        none = f"none of the {len(positions)} ranks{'' if is_whole else ' here'} waits in an operation."
+        yield f"No hang in a collective: {none}" if is_whole else none.capitalize()
         return
-    yield f"No rank is late: {len(stuck)} of {len(positions)} ranks wait in operations that all others have issued."
+    no_rank = "No rank is late" if is_whole else "No rank here is late"
+    yield f"{no_rank}: {len(stuck)} of {len(positions)} ranks wait in operations that all others have issued."
     first = min(stuck, key=lambda one: one.rank)
     assert first.waits_in is not None
     yield f"Rank {first.rank} is in {describe_operation(first.waits_in, groups)}."

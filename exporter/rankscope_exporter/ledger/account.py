@@ -14,12 +14,12 @@ from typing import Any
 from rankscope_exporter.diagnosis import words
 from rankscope_exporter.diagnosis.counters import increase
 from rankscope_exporter.diagnosis.findings import Finding, Place
-from rankscope_exporter.diagnosis.history import finite
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import of_newest_start
 from rankscope_exporter.diagnosis.lost import by_cause
 from rankscope_exporter.diagnosis.priority import STANDSTILLS
 from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.diagnosis.saved import finite
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank
@@ -264,7 +264,7 @@ class Account:
 
 
 def account_from_json(state: Mapping[str, Any]) -> Account:
-    """Return an account from its `asdict`. Raise one of history.UNREADABLE if it is damaged."""
+    """Return an account from its `asdict`. Raise one of saved.UNREADABLE if it is damaged."""
     account = Account(str(state["run"]), str(state["owner"]), str(state.get("training", "")), str(state["user"]))
     account.slurm = {**state["slurm"]}
     account.nodes, account.world_size = [*map(str, state["nodes"])], int(state["world_size"])

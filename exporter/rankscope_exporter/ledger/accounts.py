@@ -99,7 +99,7 @@ class Accounts:
         return [[*account.key, asdict(account)] for account in accounts]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore one account that `state` returned. Raise one of history.UNREADABLE if it is damaged."""
+        """Restore one account that `state` returned. Raise one of saved.UNREADABLE if it is damaged."""
         account = account_from_json(state)
         self._saved[account.key] = account
 

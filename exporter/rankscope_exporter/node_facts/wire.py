@@ -17,6 +17,8 @@ from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading, RankR
 from rankscope_exporter.ranks.reference_step import AnyStep
 
 VERSION = 1
+ANALYZER = "X-Rankscope-Analyzer"
+"""The header with the address of the analyzer that asks: the node's pages name it."""
 RUN_LIMIT = LABEL_LIMIT + 16
 """The most characters of a run's name, with the number of its training."""
 RANKS_LIMIT, GPUS_LIMIT, MOMENTS_LIMIT, STEPS_LIMIT = 256, 64, 16, 128

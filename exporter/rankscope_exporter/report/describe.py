@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from rankscope.record.group_name import compact
 from rankscope.record.quantities import duration, percent
 from rankscope_exporter.diagnosis.readings import run_title
 from rankscope_exporter.diagnosis.standstill import INSIDE
 from rankscope_exporter.report.findings import PendingReport, pending_reason
 from rankscope_exporter.report.ranks import RankReport
-from rankscope_exporter.report.runs import RunReport
+from rankscope_exporter.report.runs import ANALYZED, ELSEWHERE, RunReport
 
 CAUSES_SHOWN = 3
 MIN_SHOWN = 0.005
 PENDING_SHOWN = 4
 """The most pending candidates per run: with many ranks, each may have one."""
-FAILED = ("exception", "killed")
+FAILED = {"killed": ("was killed", "were killed"), "exception": ("ended with an exception",) * 2}
+"""Ends that are failures, as words that follow one rank, and several ranks."""
+STALLED_SHOWN = 30.0
+"""Seconds without progress from which on this is stated of a run that is not diagnosed. Few steps take longer."""
+BY_OTHERS = "An analyzer or Prometheus' rules diagnose it if they read all of its nodes."
 GROWING = ("time", "steps")
 """Reasons why a candidate is not a finding yet, but will be if it lasts."""
 Mark = Literal["bad", "warn", "good", ""]
@@ -40,10 +45,11 @@ def title(run: RunReport) -> str:
 
 def summary(run: RunReport) -> Iterator[str]:
     """Yield the run's ranks, its step time, its useful GPU time, and the causes of lost time."""
+    here = " here" * (run.not_judged == ELSEWHERE)
     if not run.living:
-        yield "ended"
+        yield f"ended{here}"
         return
-    yield f"{run.living} of {run.world_size} ranks"
+    yield f"{run.living} of {run.world_size} ranks{here}"
     if run.step_seconds is not None:
         is_short = run.step_seconds < 1.0
         yield f"{1000 * run.step_seconds:.0f} ms per step" if is_short else f"{run.step_seconds:.2g} s per step"
@@ -59,21 +65,37 @@ def summary(run: RunReport) -> Iterator[str]:
 
 
 def notes(run: RunReport, *, with_explained: bool = False) -> Iterator[str]:
-    """Yield the candidates that are not findings yet, and the reason if the run is not diagnosed.
-
-    Those that a finding explains are left out, unless `with_explained`.
-    """
+    """Yield the candidates that are not findings yet; those that a finding explains only if `with_explained`."""
     for one in [one for one in run.pending if with_explained or one.lacks != "explained"][:PENDING_SHOWN]:
         text = f"{one.sentence} ({pending_reason(one)})"
         yield text if one.lacks == "paused" else f"Not yet an alert: {text}"
-    if run.not_judged_reason and run.living:
-        yield f"Run {name(run)} is not diagnosed here: {run.not_judged_reason}."
 
 
-def is_unknown(runs: Sequence[RunReport]) -> bool:
-    """Return whether ranks are alive and none of their runs is diagnosed, so that they may have any problem."""
-    living = [run for run in runs if run.living]
-    return bool(living) and not any(run.is_judged for run in living)
+def undiagnosed(runs: Sequence[RunReport]) -> Sequence[RunReport]:
+    """Return the runs that are not diagnosed here and may have any problem.
+
+    An ended run is one of them if it had ranks elsewhere. Others that ended need no diagnosis.
+    """
+    return [run for run in runs if not run.is_judged and (run.living or run.not_judged == ELSEWHERE)]
+
+
+def undiagnosed_sentence(run: RunReport) -> str:
+    """Return that a run is not diagnosed here, and why."""
+    return f"Run {name(run)} is not diagnosed here: {run.not_judged_reason}."
+
+
+def known_here(run: RunReport) -> Iterator[str]:
+    """Yield what this node knows of a run that it does not diagnose, and who diagnoses it."""
+    for ended, words in FAILED.items():
+        if ranks := [rank.rank for rank in run.ranks if rank.ended == ended]:
+            yield f"Rank{'s' * (len(ranks) > 1)} {compact(ranks)} {words[len(ranks) > 1]}."
+    stalled = min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0)
+    if stalled >= STALLED_SHOWN:
+        yield f"No rank here has made progress for {duration(stalled)}."
+    if run.judged_by:
+        yield f"Diagnosed by the analyzer at {run.judged_by}."
+    elif run.not_judged in ANALYZED:
+        yield BY_OTHERS
 
 
 def is_growing(one: PendingReport) -> bool:

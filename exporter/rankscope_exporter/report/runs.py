@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from rankscope.record.group_name import members
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.readings import RankReading, Run
@@ -15,6 +16,7 @@ from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.ranks.readings import world_size
 from rankscope_exporter.ranks.watcher import STALE_AFTER, OutdatedError
+from rankscope_exporter.report.analyzer import Analyzer
 from rankscope_exporter.report.findings import FindingReport, PendingReport, report_finding, report_pending
 from rankscope_exporter.report.ranks import RankReport, report_rank, step_seconds
 
@@ -22,8 +24,11 @@ ROUNDING = 1e-6
 MOST_UNKNOWN = 0.5
 """Ratio of unknown GPU time above which useful time is not shown."""
 NOT_POLLED = "not_polled"
+ELSEWHERE = "ranks_elsewhere"
+ANALYZED = (ELSEWHERE, "gpus_unknown")
+"""Reasons for which an analyzer, which reads all nodes of a run, diagnoses it."""
 REASONS: Mapping[str, str] = {
-    "ranks_elsewhere": "not all of its ranks are on this node",
+    ELSEWHERE: "not all of its ranks are on this node",
     "world_size_unknown": "its world size is unknown",
     "world_sizes_differ": "its ranks report different world sizes",
     "gpus_unknown": "one of its GPUs cannot be read here",
@@ -46,6 +51,9 @@ class RunReport:
     not_judged: str | None
     """A key of REASONS."""
     not_judged_reason: str | None
+    """The same in words, which follow `it is not diagnosed here:`."""
+    judged_by: str | None
+    """The address of the analyzer that diagnoses it; None if this node knows none."""
     world_size: int
     living: int
     ended: int
@@ -93,6 +101,8 @@ class Reporter:
         self._look = look
         self._monotonic = monotonic
         self._unix = unix
+        self.analyzer = Analyzer(monotonic)
+        """Knows who diagnoses the runs that are not whole on this node."""
 
     def look(self) -> Look | None:
         """Return the last update of the diagnosis; None if the collector `findings` is off or late."""
@@ -104,7 +114,7 @@ class Reporter:
         scan, look = self._scan(), self.look()
         if scan is None:
             raise OutdatedError(f"the run directories have not been read for {STALE_AFTER:.0f} s")
-        return report_of_look(look) if look else self._report_of_scan(scan)
+        return report_of_look(look, self.analyzer.address) if look else self._report_of_scan(scan)
 
     def _report_of_scan(self, scan: Scan) -> NodeReport:
         read = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=self._monotonic())
@@ -113,8 +123,8 @@ class Reporter:
         return NodeReport(moment.unix, ordered(runs))
 
 
-def report_of_look(look: Look) -> NodeReport:
-    """Return the report of one poll."""
+def report_of_look(look: Look, analyzer: str | None = None) -> NodeReport:
+    """Return the report of one poll. `analyzer` is the address of the analyzer that pulls this node's facts, if any."""
     moment = _Moment(look.at, look.unix)
     verdicts = {verdict.run: verdict for verdict in look.judged.verdicts}
     runs = []
@@ -124,8 +134,23 @@ def report_of_look(look: Look) -> NodeReport:
             verdict.facts if verdict else compare(run, {one.rank: one for one in look.before.get(run, ())}, readings)
         )
         reason = None if verdict else look.judged.not_judged.get(run, NOT_POLLED)
-        runs.append(_run(run, ranks, moment, reason, verdict, facts, readings))
+        if facts and reason == ELSEWHERE:
+            facts = _without_partial_lags(facts)
+        report = _run(run, ranks, moment, reason, verdict, facts, readings)
+        runs.append(replace(report, judged_by=analyzer) if reason in ANALYZED else report)
     return NodeReport(look.unix, ordered(runs))
+
+
+def _without_partial_lags(facts: RunFacts) -> RunFacts:
+    """Return the facts with a lag only for ranks whose whole group is here: another may be later than all of these."""
+    here = {one.rank for one in facts.ranks}
+    ranks = (one if _is_whole(one.now.group, here) else replace(one, lag=None) for one in facts.ranks)
+    return replace(facts, ranks=tuple(ranks))
+
+
+def _is_whole(group: str, here: Set[int]) -> bool:
+    ranks = members(group)
+    return 0 < len(ranks) <= len(here) and here >= {*ranks}
 
 
 def _by_run(ranks: Sequence[Rank]) -> Mapping[Run, Sequence[Rank]]:
@@ -155,14 +180,16 @@ def _run(
     useful = lost.pop("none", 0.0)
     findings = verdict.findings if verdict else ()
     has_window = bool(facts and facts.ranks)
+    size = max(world_size(rank.snapshot.info["world_size"]) for rank in ranks)
     return RunReport(
         run=run[0],
         owner=run[1],
         user=ranks[0].user,
         is_judged=not_judged is None,
         not_judged=not_judged,
-        not_judged_reason=REASONS[not_judged] if not_judged else None,
-        world_size=max(world_size(rank.snapshot.info["world_size"]) for rank in ranks),
+        not_judged_reason=_reason(not_judged, len(ranks), size) if not_judged else None,
+        judged_by=None,
+        world_size=size,
         living=len(living),
         ended=len(ranks) - len(living),
         window_seconds=facts.seconds if facts and has_window else None,
@@ -174,6 +201,12 @@ def _run(
         pending=[report_pending(run, one) for one in verdict.pending] if verdict else [],
         ranks=_ranks(ranks, moment, facts, readings or {}),
     )
+
+
+def _reason(not_judged: str, here: int, size: int) -> str:
+    if not_judged == ELSEWHERE and here < size:
+        return f"only {here} of its {size} ranks {'is' if here == 1 else 'are'} on this node"
+    return REASONS[not_judged]
 
 
 def _ranks(

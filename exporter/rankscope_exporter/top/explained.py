@@ -52,7 +52,10 @@ def as_lines(runs: Sequence[RunReport], *, with_explained: bool = False) -> Iter
         for one in run.findings[:FINDINGS_SHOWN]:
             yield f"{one.severity.upper()} for {duration(one.age_seconds)}: {one.sentence}"
             yield f"  {one.advice}"
-        if run.is_judged and not run.findings:
+        if not run.is_judged:
+            yield describe.undiagnosed_sentence(run)
+            yield from (f"  {line}" for line in describe.known_here(run))
+        elif not run.findings:
             yield _no_finding(run)
         yield from describe.notes(run, with_explained=with_explained)
 

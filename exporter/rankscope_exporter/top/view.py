@@ -70,8 +70,12 @@ def _problems(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Iterat
         yield from _finding(one)
     for gpu in defective:
         yield Text(f"GPU {gpu.index} {gpu.problem}.", style=STYLES["bad"])
-    if not (error or findings or defective or describe.is_unknown(node.runs)):
-        yield _no_problem(node)
+    for run in describe.undiagnosed(node.runs):
+        yield Text(printable(describe.undiagnosed_sentence(run)), style="bold")
+        if known := " ".join(describe.known_here(run)):
+            yield Padding(Text(printable(known)), (0, 0, 0, 2), expand=False)
+    if not (error or findings or defective):
+        yield from _no_problem(node)
     for run in node.runs:
         for note in describe.notes(run):
             yield Text(printable(note), style="dim")
@@ -84,11 +88,14 @@ def _finding(one: FindingReport) -> Iterator[RenderableType]:
     yield Padding(Text(one.advice), (0, 0, 0, 2), expand=False)
 
 
-def _no_problem(node: NodeReport) -> Text:
+def _no_problem(node: NodeReport) -> Iterator[Text]:
+    yet = " yet" if any(describe.is_growing(one) for run in node.runs for one in run.pending) else ""
     if not node.runs:
-        return Text("No rank records on this machine.")
-    is_growing = any(describe.is_growing(one) for run in node.runs for one in run.pending)
-    return Text(f"No problem found{' yet' if is_growing else ''}.", style=STYLES["warn" if is_growing else "good"])
+        yield Text("No rank records on this machine.")
+    elif not describe.undiagnosed(node.runs):
+        yield Text(f"No problem found{yet}.", style=STYLES["warn" if yet else "good"])
+    elif any(run.is_judged and run.living for run in node.runs):
+        yield Text(f"Otherwise, no problem found{yet}.")
 
 
 def _run(run: RunReport, screen: Screen) -> Iterator[RenderableType]:

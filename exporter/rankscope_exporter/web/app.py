@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rankscope_exporter.exposition.scrape import Scrape, accepts_gzip, negotiate_format
 from rankscope_exporter.node_facts.recorder import NodeFacts
+from rankscope_exporter.node_facts.wire import ANALYZER
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.runs import Reporter
@@ -96,7 +97,7 @@ def create_app(
     if reporter:
         _add_api(app, reporter)
     if facts:
-        _add_facts(app, facts)
+        _add_facts(app, facts, reporter)
     add_lifecycle(app, gpus, is_allowed=has_lifecycle)
     return MetricsFirst(app, scrape)
 
@@ -112,13 +113,15 @@ def _add_api(app: FastAPI, reporter: Reporter) -> None:
             return JSONResponse({"error": str(error)}, status_code=503)
 
 
-def _add_facts(app: FastAPI, facts: NodeFacts) -> None:
+def _add_facts(app: FastAPI, facts: NodeFacts, reporter: Reporter | None) -> None:
     @app.api_route(FACTS, methods=READ)
     async def answer(request: Request) -> Response:
         try:
             after = float(request.query_params["after"]) if "after" in request.query_params else None
         except ValueError:
             return JSONResponse({"error": "after is not a number"}, status_code=400)
+        if reporter and (analyzer := request.headers.get(ANALYZER, "")):
+            reporter.analyzer.record_pull(analyzer)
         is_packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
         headers = {"Content-Encoding": "gzip"} if is_packed else {}
         body = facts.answer(after, time.monotonic(), is_packed=is_packed)

@@ -17,7 +17,7 @@ h1{font-size:1.1rem;margin:0}h1 small{font-weight:400;color:var(--dim)}
 h2{font-size:1.05rem;margin:1.6rem 0 0}h2 small{font-weight:400;color:var(--dim)}
 nav{margin-top:2rem}nav a{margin-right:1.2em}p{margin:.3rem 0}
 .verdict{margin:.8rem 0;padding:.5rem .9rem;border-left:.35rem solid var(--good)}
-.verdict.bad{border-color:var(--bad)}.verdict.warn{border-color:var(--warn)}
+.verdict.bad{border-color:var(--bad)}.verdict.warn{border-color:var(--warn)}.verdict.unknown{border-color:var(--dim)}
 .verdict p{font-size:1.15rem;overflow-wrap:anywhere}
 .verdict .advice,.verdict .age{font-size:.95rem;display:block}.age,.dim,.pending,.legend{color:var(--dim)}
 .verdict p.pending,.pending,.dim,.legend{font-size:.9rem}

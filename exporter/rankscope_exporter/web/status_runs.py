@@ -31,7 +31,7 @@ def run_section(run: RunReport) -> str:
     kind = "" if run.living else ' class="ended"'
     ranks = table(COLUMNS, [_rank(run, rank) for rank in run.ranks])
     about = " · ".join(filter(None, (describe.owner(run), *describe.summary(run))))
-    return f"<section{kind}><h2>{escape(describe.name(run))}<small>{escape(about)}</small></h2>{ranks}</section>"
+    return f"<section{kind}><h2>{escape(describe.name(run))} <small>{escape(about)}</small></h2>{ranks}</section>"
 
 
 def legend(node: NodeReport) -> str:

@@ -9,7 +9,7 @@ from rankscope.record.quantities import count, duration
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.findings import FindingReport
 from rankscope_exporter.report.gpus import GpuReport
-from rankscope_exporter.report.runs import NodeReport
+from rankscope_exporter.report.runs import NodeReport, RunReport
 
 
 def title(node: NodeReport, gpus: Sequence[GpuReport]) -> str:
@@ -19,16 +19,22 @@ def title(node: NodeReport, gpus: Sequence[GpuReport]) -> str:
 
 
 def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
-    """Return a line for each problem or one that there is none, and then findings that may become alerts."""
+    """Return the problems, the runs that are not diagnosed here, and then findings that may become alerts.
+
+    Without any of the first two, a line says that there is no problem.
+    """
     if error:
         return _box("bad", f"<p>No data about the ranks: {escape(error)}.</p>")
     findings = "".join(_finding(one) for run in node.runs for one in run.findings)
     problems = "".join(f"<p>GPU {escape(gpu.index)} {escape(gpu.problem)}.</p>" for gpu in gpus if gpu.problem)
     is_pending = any(describe.is_growing(one) for run in node.runs for one in run.pending)
     is_critical = any(one.severity == "critical" for run in node.runs for one in run.findings)
-    is_good = not (findings or problems or is_pending or describe.is_unknown(node.runs))
-    kind = "bad" if is_critical else "good" if is_good else "warn"
-    return _box(kind, (findings + problems or _no_problem(node, gpus, kind)) + _notes(node))
+    unknown = describe.undiagnosed(node.runs)
+    has_failed = any(rank.ended in describe.FAILED for run in unknown for rank in run.ranks)
+    is_warning = findings or problems or is_pending or has_failed
+    kind = "bad" if is_critical else "warn" if is_warning else "unknown" if unknown else "good"
+    html = findings + problems + "".join(map(_undiagnosed, unknown))
+    return _box(kind, html + ("" if findings or problems else _no_problem(node, gpus, is_pending)) + _notes(node))
 
 
 def _box(kind: str, html: str) -> str:
@@ -44,16 +50,21 @@ def _finding(one: FindingReport) -> str:
     )
 
 
-def _no_problem(node: NodeReport, gpus: Sequence[GpuReport], kind: str) -> str:
+def _undiagnosed(run: RunReport) -> str:
+    sentence, known = describe.undiagnosed_sentence(run), " ".join(describe.known_here(run))
+    return f'<p>{escape(sentence)}<span class="advice">{escape(known)}</span></p>'
+
+
+def _no_problem(node: NodeReport, gpus: Sequence[GpuReport], is_pending: bool) -> str:
     judged = [run for run in node.runs if run.living and run.is_judged]
     ranks = sum(run.living for run in judged)
     checked = [count(len(judged), "run"), count(ranks, "rank")] if judged else []
     checked += [count(len(gpus), "GPU")] if gpus else []
-    if describe.is_unknown(node.runs) and not checked:
-        return ""
     where = f" in {', '.join(checked)}" if checked else ""
-    yet = " yet" if kind == "warn" and judged else ""
-    return f'<p><b class="{kind}">No problem found{yet}</b>{where}.</p>'
+    yet = " yet" if is_pending else ""
+    if describe.undiagnosed(node.runs):
+        return f'<p class="pending">Otherwise, no problem found{yet}{where}.</p>' if checked else ""
+    return f'<p><b class="{"warn" if is_pending else "good"}">No problem found{yet}</b>{where}.</p>'
 
 
 def _notes(node: NodeReport) -> str:

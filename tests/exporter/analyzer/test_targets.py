@@ -93,11 +93,12 @@ def test_only_a_configured_target_gets_credentials_and_not_one_that_a_prometheus
         ]
         with answering(json.dumps({"data": {"activeTargets": active}}).encode()) as (prometheus, asked):
             targets = Targets(map(parse_source, (f"prometheus+{prometheus}", named)))
-            with Puller(targets, Analyzer(), credentials="Basic secret"):
+            with Puller(targets, Analyzer(), credentials="Basic secret", address="monitor:1"):
                 eventually(lambda: of_listed and of_named)
     assert of_named[0]["Authorization"] == "Basic secret"
     assert "Authorization" not in {**of_listed[0], **asked[0]}
     assert of_listed[0]["path"] == of_named[0]["path"] == "/api/v1/facts"
+    assert of_listed[0]["X-Rankscope-Analyzer"] == of_named[0]["X-Rankscope-Analyzer"] == "monitor:1"
     assert asked[0]["path"] == "/api/v1/targets?state=active"
 
 

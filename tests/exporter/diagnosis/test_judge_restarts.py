@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 
 import pytest
 from testing.readings import SLOW, Training, Trial, spend
 
-from rankscope_exporter.diagnosis.history import UNREADABLE
 from rankscope_exporter.diagnosis.judge import RunJudge
 from rankscope_exporter.diagnosis.readings import Ending
+from rankscope_exporter.diagnosis.saved import UNREADABLE
 
 
 def restarted(trial: Trial) -> RunJudge:
@@ -41,14 +43,13 @@ def test_gpu_time_lost_after_a_kill_is_not_counted_twice() -> None:
     assert not trial.train(1, SLOW).new_gpu_seconds
 
 
-@pytest.mark.parametrize(
-    "value", [None, "much", [], {}, [1], [0.0, [[0, 0.0, {}]]], [0.0, [[0, 0.0, {"steps": None}]]]]
-)
-def test_a_damaged_account_is_refused_or_counts_nothing(value) -> None:
+@pytest.mark.parametrize("value", [None, "much", [], {}, [1], [[0, 0.0, {}]], [[0, 0.0, {"steps": None}]]])
+@pytest.mark.parametrize("place", ["accounted", "readings"])
+def test_a_damaged_account_is_refused_or_counts_nothing(place, value) -> None:
     trial = Trial().trained(60, SLOW)
     state, judge = trial.judge.state(60.0, is_last=True), RunJudge(trial.judge.run)
     with suppress(*UNREADABLE):
-        judge.restore({**state, "settled": value}, 60.0)
+        judge.restore({**state, place: value}, 60.0)
     trial.judge = judge
     assert not trial.train(1, SLOW).new_gpu_seconds
 
@@ -88,9 +89,12 @@ def test_a_damaged_finding_is_refused_or_ends_normally(value) -> None:
     trial = Trial().trained(30, SLOW)
     saved = json.dumps(trial.judge.state(30.0))
     moments = [*trial.training.train(40)]
-    for place in range(10):
+    (first,) = json.loads(saved)["findings"]
+    records = {(): first, (0,): first[0], (0, 0): first[0][0]}
+    places = [(*path, number) for path, record in records.items() for number in range(len(record))]
+    for *path, place in places:
         state, judge = json.loads(saved), RunJudge(trial.judge.run)
-        state["findings"][0][place] = value
+        reduce(getitem, path, state["findings"][0])[place] = value
         with suppress(*UNREADABLE):
             judge.restore(state, 30.0)
         assert not [judge.update(*moment) for moment in moments][-1].findings

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope_exporter.diagnosis.parts import CAPACITY, Key, Lasting, Parts, Span
+from rankscope_exporter.diagnosis.parts import CAPACITY, Column, Key, Lasting, Parts, Span
 
-LAG: Key = ("straggler", 1)
-OTHER: Key = ("straggler", 0)
+LOSS: Column = ("straggler", None)
+LAG: Key = ("straggler", ())
+LATE: Column = ("straggler", 1)
+OTHER: Column = ("straggler", 0)
 SHORT = 8.0
 LIMIT = 1e-5
 
@@ -20,7 +22,7 @@ def parts(losses: list[float | None], seconds: float = 1.0, steps: float = 2.0) 
     """Return parts of a second with these losses, the oldest first."""
     found = Parts(0.07)
     for number, loss in enumerate(losses, start=1):
-        found.add(number * seconds, seconds, steps, {} if loss is None else {LAG: loss})
+        found.add(number * seconds, seconds, steps, {} if loss is None else {LOSS: loss})
     return found
 
 
@@ -79,8 +81,8 @@ def of_two(last: list[int], number: int) -> Lasting:
     """Return how the lag of rank 1 has lasted for a number of parts, if one of two ranks is late in each."""
     found = Parts(0.07)
     for end, rank in enumerate(last, start=1):
-        waits = {LAG: 0.0 if rank else 0.4, OTHER: 0.4 if rank else 0.0}
-        found.add(float(end), 1.0, 2.0, waits, [[LAG, OTHER]])
+        waits = {LATE: 0.0 if rank else 0.4, OTHER: 0.4 if rank else 0.0}
+        found.add(float(end), 1.0, 2.0, waits, [[LATE, OTHER]])
     return next(one for one in found.lasting(("straggler", (1,)), 0.0) if len(one.span) == number)
 
 
@@ -99,10 +101,10 @@ def test_only_parts_in_which_a_loss_is_known_count() -> None:
 def test_a_part_counts_by_its_seconds_and_compared_steps_by_theirs() -> None:
     found = Parts(0.07, {"straggler"})
     for ends, seconds, lag, compared in ((20.0, 20.0, 0.9, 2.0), (30.0, 10.0, 0.0, 6.0)):
-        found.add(ends, seconds, 1.0, {LAG: lag, ("data", None): lag}, compared=compared)
+        found.add(ends, seconds, 1.0, {LOSS: lag, ("data", None): lag}, compared=compared)
     newest = found.span(30.0)
     assert newest
-    assert newest.mean(("data", None)) == pytest.approx(0.6)
+    assert newest.mean(("data", ())) == pytest.approx(0.6)
     assert newest.mean(LAG) == pytest.approx(0.225)
 
 
@@ -142,8 +144,8 @@ def test_a_pause_does_not_change_the_usual_rate_and_useful_work() -> None:
     """Two of four parts are pauses: an evaluation of five minutes, and a checkpoint of one rank."""
     found = Parts(0.07)
     for ends, seconds, steps, useful in ((6.0, 6.0, 5.0, 0.8), (26.0, 20.0, 1.0, 0.1), (32.0, 6.0, 5.0, 0.7)):
-        found.add(ends, seconds, steps, {LAG: useful})
-    found.add(332.0, 300.0, 1.0, {LAG: 0.0})
+        found.add(ends, seconds, steps, {LOSS: useful})
+    found.add(332.0, 300.0, 1.0, {LOSS: 0.0})
     newest = found.span(SHORT, least=4)
     assert newest
     assert newest.median(LAG) == 0.7

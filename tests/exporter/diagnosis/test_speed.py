@@ -255,7 +255,7 @@ def test_the_past_and_the_finding_survive_a_restart_of_the_exporter() -> None:
     assert not after.train(30, drift).findings
     again = Trial(training, MINUTE)
     again.judge.restore(after.judge.state(training.now), training.now)
-    assert again.judge.history.speed.state(training.now) == after.judge.history.speed.state(training.now)
+    assert again.judge.history.speed.rows == after.judge.history.speed.rows
 
 
 class Unfrozen(Training):

@@ -138,6 +138,18 @@ def test_long_steps_are_no_hangs_and_a_hang_is_found_by_their_pace(seconds: floa
     assert found.opened - onset > 2.0 * seconds
 
 
+@pytest.mark.parametrize(
+    ("seconds", "waited", "is_hang"), [(600.0, 185.0, False), (60.0, 400.0, True), (sum(STEP.values()), 185.0, True)]
+)
+def test_a_wait_that_is_short_compared_with_a_step_is_no_hang(seconds: float, waited: float, is_hang: bool) -> None:
+    factor = seconds / sum(STEP.values())
+    trial = Trial(Training(3))
+    watch(trial, 330.0 + 4.0 * seconds, scaled(factor))
+    watch(trial, seconds, scaled(factor, spend("data_wait", waited / factor, 1)))
+    watch(trial, waited + 2.0 * seconds, scaled(factor))
+    assert bool(hangs(trial)) == is_hang
+
+
 def test_a_hang_in_a_checkpoint_is_found_by_the_pace_of_checkpoints() -> None:
     trial = Trial(Training(2)).trained(60)
     trial.train(1, spend("checkpoint", 100.0, 0))
@@ -165,7 +177,7 @@ def test_a_record_with_many_phases_does_not_let_the_pace_grow() -> None:
     for number in range(40):
         trial.train(1, spend(f"phase-{number}", 8.0), spend(f"other-{number}", 8.0, 0))
         trial.train(16)
-    assert {name for name, *_ in trial.judge.history.state(trial.training.now)["pace"]} <= AWAITED
+    assert trial.judge.history.state(trial.training.now)["pace"].keys() <= AWAITED
 
 
 def restarting(rank: int, every: float) -> Adjust:
@@ -219,7 +231,7 @@ def test_a_hang_lengthens_the_limit_of_its_own_rank_alone() -> None:
 
 
 def test_the_paces_of_a_run_are_limited() -> None:
-    pace = Trial(Training(2)).trained(330).judge.history._pace
+    pace = Trial(Training(2)).trained(330).judge.history.pace
     pace._waited = {("backward", rank): 100.0 for rank in range(1000)}
     pace._end(400.0, ())
     assert len(pace.longest) <= PACES

@@ -115,7 +115,7 @@ def test_gpu_time_in_which_a_run_did_not_train_is_not_lost(is_started_again: boo
 def test_a_damaged_age_of_the_account_is_refused_or_counts_nothing_more(age: float) -> None:
     trial = Trial(Training(2)).trained(60)
     state = saved(trial, is_last=True)
-    state["settled"][0] = age
+    state["accounted"] = age
     trial.judge, before = RunJudge(RUN), len(trial.verdicts)
     try:
         trial.judge.restore(state, 60.0)
@@ -128,7 +128,7 @@ def test_a_damaged_age_of_the_account_is_refused_or_counts_nothing_more(age: flo
 
 def test_a_damaged_pace_is_refused() -> None:
     state = saved(Trial(Training(2)).trained(60))
-    state["pace"] = [["other", 1.0, float("nan"), 0.0]]
+    state["pace"] = {"other": [1.0, float("nan"), 0.0]}
     with pytest.raises(ValueError, match="nan is not a finite number"):
         RunJudge(RUN).restore(state, 60.0)
 

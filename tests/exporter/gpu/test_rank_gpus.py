@@ -47,7 +47,7 @@ def test_a_gpu_is_read_with_its_counters(machine) -> None:
     first, second = gpu.after(20), gpu.after(20)
     assert (first.reading.index, first.reading.processes, sorted(first.pids)) == ("2", 2, [1, 2])
     assert first.reading.memory_ratio == pytest.approx(0.5, abs=0.02)
-    assert not first.reading.is_link_reduced
+    assert (first.reading.is_link_reduced, first.reading.is_power_limit_lowered) == (False, False)
     assert (second.counters.busy or 0) - (first.counters.busy or 0) == pytest.approx(16.0, abs=1.0)
     assert first.counters.throttled == dict.fromkeys(first.counters.throttled or {}, 0.0)
 
@@ -82,16 +82,18 @@ def test_an_idle_gpu_reports_its_idle_time(machine) -> None:
 def test_a_gpu_with_fewer_active_nvlinks_has_a_reduced_link(machine) -> None:
     down = "{gpus: 1, model: H100, timeline: {0: [{at: 0, busy: 1}, {at: 20, busy: 1, nvlinks_down: 2}]}}"
     gpu = SampledGpu(machine(down))
-    assert not gpu.after(10).reading.is_link_reduced
+    assert gpu.after(10).reading.is_link_reduced is False
     assert gpu.after(40).reading.is_link_reduced
 
 
-@pytest.mark.parametrize(("width", "is_reduced"), [(8, True), (16, False), (None, False)])
-def test_a_pcie_link_with_fewer_lanes_than_possible_is_reduced(width, is_reduced) -> None:
+@pytest.mark.parametrize(("width", "is_reduced"), [(8, True), (16, False), (None, None)])
+def test_a_pcie_link_with_fewer_lanes_than_possible_is_reduced(width: int | None, is_reduced: bool | None) -> None:
     link = Pcie(PcieLink(4, width), PcieLink(4, 16), None, {})
     gpus = RankGpus(HELP)
     gpus.sampler = SimpleNamespace(readings=lambda one: {GPU: link} if one is pcie.COLLECTOR else {})
-    assert gpus(0.0)[GPU.uuid].reading.is_link_reduced == is_reduced
+    reading = gpus(0.0)[GPU.uuid].reading
+    assert reading.is_link_reduced is is_reduced
+    assert reading.is_power_limit_lowered is None
 
 
 def test_a_gpu_that_does_not_answer_is_absent(machine) -> None:

@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from testing.records import living_rank
+from testing.records import living_rank, publish
 from testing.waiting import eventually
 
 from rankscope.record import layout
+from rankscope.record.clock import boot_id
 from rankscope.record.stopped import is_stopped
 from rankscope_exporter.hangs import records
 from rankscope_exporter.hangs.command import show
@@ -25,12 +26,19 @@ GROUPS = ["0-2", "0-1"]
 
 @contextmanager
 def ranks(
-    directory: Path, *slots: Mapping[str, float], run: str = "r", groups: Sequence[str] = GROUPS
+    directory: Path,
+    *slots: Mapping[str, float],
+    run: str = "r",
+    groups: Sequence[str] = GROUPS,
+    first: int = 0,
+    **labels: str,
 ) -> Iterator[list[int]]:
-    """Start ranks whose records have these slots. Yield their process IDs."""
+    """Start ranks whose records have these slots, the first with the number `first`. Yield their process IDs."""
     with ExitStack() as living:
-        labels = ({"run": run, "rank": str(rank), "groups": groups} for rank in range(len(slots)))
-        started = [living_rank(directory, f"{run}.{rank}", own, **next(labels)) for rank, own in enumerate(slots)]
+        started = [
+            living_rank(directory, f"{run}.{rank}", own, run=run, rank=str(rank), groups=groups, **labels)
+            for rank, own in enumerate(slots, first)
+        ]
         yield [living.enter_context(one).pid for one in started]
 
 
@@ -140,6 +148,97 @@ def test_the_run_has_to_be_named_if_there_are_several(tmp_path, capsys) -> None:
         assert show(None, "c", [tmp_path]) == 2
         assert "no living rank of run c" in capsys.readouterr().err
         assert show(None, "b", [tmp_path]) == 0
+
+
+WORLD = {"groups": ["0-3"], "world_size": "4", "backend": "gloo"}
+ELSEWHERE = "Ranks 2-3 of 4 are not visible here: they run on another node or have ended. "
+ADVICE = "Run this command on each node of the run."
+
+
+def test_ranks_on_another_node_are_not_visible_and_not_blamed(tmp_path, capsys) -> None:
+    with ranks(tmp_path, waiting(0, 5.0), waiting(0, 5.0), **WORLD):
+        assert show(None, "r", [tmp_path]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "The ranks here wait for ranks that are not visible here.",
+        f"{ELSEWHERE}Rank 0 waits in all_reduce 5 of group 0-3 (ranks 0-3); "
+        f"in total 2 ranks wait for them, directly or through others. {ADVICE}",
+        "Phases: ranks 0-1 in other.",
+    ]
+
+
+def test_a_rank_that_blocks_is_named_on_its_node_alone(tmp_path, capsys) -> None:
+    with ranks(tmp_path, waiting(0, 5.0), counted(4.0), **WORLD):
+        assert show(None, "r", [tmp_path]) == 0
+    line, why, unseen = capsys.readouterr().out.splitlines()
+    assert line == "Rank 1 of 4 blocks the other ranks."
+    assert why.startswith("Rank 1 waits in no operation: it has issued 1 collective fewer than the others. ")
+    assert unseen == f"{ELSEWHERE}{ADVICE}"
+
+
+def test_a_rank_whose_device_may_wait_for_another_node_is_named_with_that_doubt(tmp_path, capsys) -> None:
+    late, early = outside("device_wait", 4.0), outside("device_wait", 5.0)
+    with ranks(tmp_path, early, late, **{**WORLD, "backend": "nccl"}):
+        assert show(None, "r", [tmp_path]) == 0
+    line, _, _, doubt, *_ = capsys.readouterr().out.splitlines()
+    assert line == "Rank 1 of 4 blocks the other ranks."
+    assert doubt == "On the device, rank 1 may wait for a rank that is not visible here."
+
+
+def test_with_ranks_elsewhere_it_does_not_say_that_no_collective_hangs(tmp_path, capsys) -> None:
+    in_device_wait = outside("device_wait", 5.0)
+    with ranks(tmp_path, in_device_wait, in_device_wait, **{**WORLD, "backend": "nccl"}):
+        assert show(None, "r", [tmp_path]) == 0
+    line, unseen, phases, *_ = capsys.readouterr().out.splitlines()
+    assert line == "None of the 2 ranks here waits in an operation."
+    assert unseen == f"{ELSEWHERE}{ADVICE}"
+    assert phases == "Phases: ranks 0-1 in device_wait."
+
+
+def test_a_group_that_is_whole_here_is_judged_although_the_run_is_not(tmp_path, capsys) -> None:
+    with ranks(tmp_path, waiting(0, 5.0), waiting(0, 5.0), **{**WORLD, "groups": ["0-1"]}):
+        assert show(None, "r", [tmp_path]) == 0
+    line, _, likely, unseen, _ = capsys.readouterr().out.splitlines()
+    assert line == "No rank here is late: 2 of 2 ranks wait in operations that all others have issued."
+    assert likely.startswith("Likely a network fault")
+    assert unseen == f"{ELSEWHERE}{ADVICE}"
+
+
+def publish_ended(directory: Path, began: float, boot: str) -> None:
+    """Write the record of rank 2 of three ranks, which was killed after it began."""
+    labels = {"rank": "2", "groups": ["0-2"], "world_size": "3", "boot_id": boot}
+    publish(directory, "r.2", {"started_monotonic": began, **counted(4.0)}, **labels)
+
+
+def test_a_rank_that_has_ended_here_is_blamed_with_its_end(tmp_path, capsys) -> None:
+    now = time.monotonic()
+    publish_ended(tmp_path, now, boot_id())
+    began = {"started_monotonic": now}
+    with ranks(tmp_path, waiting(0, 5.0) | began, waiting(0, 5.0) | began, world_size="3"):
+        assert show(None, "r", [tmp_path]) == 0
+    line, why, *_ = capsys.readouterr().out.splitlines()
+    assert line == "Rank 2 of 3 blocks the other ranks."
+    assert why.startswith("Rank 2 has ended (killed). Rank 0 waits in all_reduce 5 of group 0-2 (ranks 0-2); in total")
+
+
+@pytest.mark.parametrize(("seconds_before", "boot"), [(1.0, boot_id()), (-1.0, "another")])
+def test_a_rank_that_ended_before_the_living_ones_began_may_now_be_elsewhere(
+    tmp_path, capsys, seconds_before, boot
+) -> None:
+    now = time.monotonic()
+    publish_ended(tmp_path, now - seconds_before, boot)
+    began = {"started_monotonic": now}
+    with ranks(tmp_path, waiting(0, 5.0) | began, waiting(0, 5.0) | began, world_size="3"):
+        assert show(None, "r", [tmp_path]) == 0
+    line, unseen, *_ = capsys.readouterr().out.splitlines()
+    assert line == "The ranks here wait for a rank that is not visible here."
+    assert unseen.startswith("Rank 2 of 3 is not visible here: it runs on another node or has ended. ")
+
+
+@pytest.mark.parametrize("size", ["9999999999", "many"])
+def test_a_forged_world_size_costs_nothing(tmp_path, capsys, size) -> None:
+    with ranks(tmp_path, waiting(0, 5.0), counted(4.0), waiting(0, 5.0), world_size=size):
+        assert show(None, "r", [tmp_path]) == 0
+    assert capsys.readouterr().out.startswith("Rank 1 of 3 blocks the other ranks.")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from testing.simulated_job import Plan, even, lagging
 from rankscope.record import layout
 from rankscope.record.quantities import percent
 from rankscope.record.reader import read_rank
-from rankscope_exporter.diagnosis.history import UNREADABLE
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
+from rankscope_exporter.diagnosis.saved import UNREADABLE
 from rankscope_exporter.diagnosis.thresholds import Thresholds, change_thresholds
 from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.rank_gpus import RankGpu

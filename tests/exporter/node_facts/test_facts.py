@@ -19,7 +19,7 @@ from tests.exporter.web.test_api import READY
 from rankscope_exporter.analyzer.request import unpack
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.node_facts.recorder import KEPT_MOMENTS, MOST_STEPS, NodeFacts
-from rankscope_exporter.node_facts.wire import MOMENTS_LIMIT, Answer, step_of
+from rankscope_exporter.node_facts.wire import ANALYZER, MOMENTS_LIMIT, Answer, step_of
 from rankscope_exporter.web.app import create_app
 
 
@@ -90,6 +90,16 @@ def test_the_page_is_compressed_if_the_client_accepts_it(client: TestClient) -> 
     assert packed.headers["content-encoding"] == "gzip"
     assert len(plain.json()["moments"]) == 1
     assert len(packed.json()["moments"]) == 5
+
+
+def test_the_node_knows_which_analyzer_asks(tmp_path: Path) -> None:
+    job = AnalyzedJob(tmp_path).train(5)
+    reporter = job.nodes[0].reporter()
+    client = TestClient(create_app(Scrape([]), READY, reporter, job.facts[0]))
+    client.get("/api/v1/facts")
+    assert reporter.analyzer.address is None
+    client.get("/api/v1/facts", headers={ANALYZER: "monitor:10418"})
+    assert reporter.analyzer.address == "monitor:10418"
 
 
 @pytest.mark.parametrize("cursor", ["x", "", "1;2"])

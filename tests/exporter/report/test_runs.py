@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from rankscope_exporter.ranks.collectors.findings import LOST_SECONDS, SPENT
 from rankscope_exporter.ranks.judged_runs import CAUSES
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
+from rankscope_exporter.report.analyzer import KNOWN_FOR, Analyzer
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.findings import LACKS, pending_reason, report_pending
-from rankscope_exporter.report.runs import NOT_POLLED, REASONS, NodeReport, Reporter, RunReport, ordered, report_of_look
+from rankscope_exporter.report.runs import NOT_POLLED, NodeReport, Reporter, RunReport, ordered, report_of_look
 from rankscope_exporter.top.explained import select
 
 
@@ -123,11 +124,84 @@ def test_a_killed_rank_is_reported_with_its_end(run_dir: Path) -> None:
 def test_a_run_with_ranks_elsewhere_is_not_judged_but_shows_the_waits_of_its_ranks_here(run_dir: Path) -> None:
     run = JudgedJob(run_dir, world_size="8").train(15, lagging("data_wait"))
     assert (run.is_judged, run.not_judged) == (False, "ranks_elsewhere")
-    assert run.not_judged_reason == REASONS["ranks_elsewhere"]
+    assert run.not_judged_reason == "only 4 of its 8 ranks are on this node"
     assert (list(run.findings), run.useful_ratio) == ([], None)
     waits = [rank.wait_ratio for rank in run.ranks]
     assert all(wait is not None for wait in waits)
     assert min(range(4), key=lambda rank: waits[rank] or 0.0) == 2
+
+
+@pytest.mark.parametrize(("group", "is_known"), [("0-3", True), ("0-7", False), ("0,1,2,3,8…ab12cd34", False)])
+def test_a_lag_is_known_only_of_a_group_that_is_whole_here(run_dir: Path, group: str, is_known: bool) -> None:
+    """The last rank here may wait for a later one elsewhere."""
+    run = JudgedJob(run_dir, world_size="8", group=group).train(15, lagging("data_wait"))
+    assert [rank.lag_ratio is not None for rank in run.ranks] == [is_known] * 4
+    assert [rank.waits_least for rank in run.ranks] == [False, False, is_known, False]
+    assert all(rank.phases and rank.wait_ratio is not None for rank in run.ranks)
+
+
+def analyzed(job: JudgedJob, address: str = "analyzer-0:10418") -> Reporter:
+    """Return the job's reporter after a pull of the analyzer at this address."""
+    reporter = job.reporter()
+    reporter.analyzer.record_pull(address)
+    return reporter
+
+
+@pytest.mark.parametrize(
+    ("labels", "judged_by"),
+    [
+        ({"world_size": "8"}, "analyzer-0:10418"),
+        ({"uuid": "GPU-of-another-exporter"}, "analyzer-0:10418"),
+        ({"world_size": ""}, None),
+        ({}, None),
+    ],
+)
+def test_a_run_of_several_nodes_has_the_analyzer_that_pulls_its_facts(
+    run_dir: Path, labels: Mapping[str, str], judged_by: str | None
+) -> None:
+    job = JudgedJob(run_dir, **labels).trained(2)
+    assert [run.judged_by for run in job.reporter().report().runs] == [None]
+    assert [run.judged_by for run in analyzed(job).report().runs] == [judged_by]
+
+
+def test_the_first_of_two_analyzers_is_named_until_it_stops_to_pull() -> None:
+    now = [0.0]
+    analyzer = Analyzer(lambda: now[0])
+    assert analyzer.address is None
+    for address in ("a:1", "b:1", "a:1"):
+        analyzer.record_pull(address)
+    now[0] = KNOWN_FOR
+    assert analyzer.address == "a:1"
+    now[0] += 1.0
+    assert analyzer.address is None
+    analyzer.record_pull("b:1")
+    assert analyzer.address == "b:1"
+
+
+@pytest.mark.parametrize("address", ["", "<b>", "http://a/", "a b", "a\n", "x" * 256, "é"])
+def test_a_text_that_is_no_address_is_no_analyzer(address: str) -> None:
+    analyzer = Analyzer(lambda: 0.0)
+    analyzer.record_pull(address)
+    assert analyzer.address is None
+
+
+def test_what_is_known_here_of_a_run_of_several_nodes_is_stated_without_a_verdict(run_dir: Path) -> None:
+    job = JudgedJob(run_dir, world_size="8").trained(15)
+    assert [*describe.known_here(job.report())] == [describe.BY_OTHERS]
+    job.wait(40, HUNG)
+    stalled, _ = describe.known_here(analyzed(job).report().runs[0])
+    assert stalled == "No rank here has made progress for 40 s."
+    job.poll(job.now + 45.0, ended=[1, 2])
+    killed, *_, by = describe.known_here(analyzed(job).report().runs[0])
+    assert killed == "Ranks 1-2 were killed."
+    assert by == "Diagnosed by the analyzer at analyzer-0:10418."
+
+
+def test_an_ended_run_is_undiagnosed_only_if_it_had_ranks_elsewhere(run_dir: Path, tmp_path: Path) -> None:
+    for directory, size, count in ((run_dir, "8", 1), (tmp_path, "4", 0)):
+        job = JudgedJob(directory, world_size=size).trained(2)
+        job.poll(job.now + 1.0, ended=range(4))
+        assert len(describe.undiagnosed([job.report()])) == count
 
 
 @pytest.mark.parametrize("size", ["", "many", "9" * 10, "9" * 200])

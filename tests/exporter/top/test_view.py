@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from testing.families import family
 from testing.judged_job import HUNG, JudgedJob
-from testing.simulated_job import lagging
+from testing.simulated_job import even, lagging
 
 from rankscope_exporter.report.gpus import report_gpus
 from rankscope_exporter.report.runs import NodeReport, report_of_look
@@ -41,6 +41,44 @@ def test_a_healthy_node_has_no_problem(run_dir: Path) -> None:
     assert "No problem found.\n" in text
     assert "4 of 4 ranks" in text
     assert " <" not in text
+
+
+@pytest.fixture
+def two_runs(run_dir: Path) -> NodeReport:
+    """Return a node with a run that is whole here, and with a part of a run of another name."""
+    whole, part = (JudgedJob(run_dir, run=run, world_size=size) for run, size in (("whole", "4"), ("part", "8")))
+    for _ in range(12):
+        for one in (part, whole):
+            one.job.run(22, even)
+        whole.poll(whole.now)
+    return report_of_look(whole.look)
+
+
+def test_a_run_of_several_nodes_is_not_called_free_of_problems(two_runs: NodeReport) -> None:
+    text = shown(two_runs, Screen(120, has_color=True))
+    assert "Run part is not diagnosed here: only 4 of its 8 ranks are on this node." in text
+    assert "Otherwise, no problem found." in text
+    assert "No problem found" not in text
+    assert "Run part, uid 0\x1b[0m\x1b[2m: 4 of 8 ranks here, " in text
+    (part,) = [run for run in two_runs.runs if run.run == "part"]
+    text = shown(replace(two_runs, runs=[part]))
+    assert "roblem found" not in text
+
+
+def test_a_run_that_is_whole_here_is_shown_as_before(two_runs: NodeReport) -> None:
+    (whole,) = [run for run in two_runs.runs if run.run == "whole"]
+    text = shown(replace(two_runs, runs=[whole]))
+    assert "No problem found.\n" in text
+    assert "4 of 4 ranks, " in text
+    assert "diagnosed" not in text
+
+
+def test_an_ended_part_of_a_run_of_several_nodes_is_not_called_free_of_problems(run_dir: Path) -> None:
+    job = JudgedJob(run_dir, world_size="8").trained(12)
+    job.poll(job.now + 1, ended=range(4))
+    text = words(shown(report_of_look(job.look)))
+    assert "No problem found" not in text
+    assert "Run r is not diagnosed here: only 4 of its 8 ranks are on this node. Ranks 0-3 were killed. An" in text
 
 
 def test_a_finding_has_a_sentence_and_advice_and_its_rank_is_marked(run_dir: Path) -> None:

@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
 from testing.families import family
 from testing.judged_job import HUNG, JudgedJob
+from testing.records import publish
 from testing.simulated_job import lagging
 
 from rankscope.record.layout import INDEX
@@ -93,9 +94,38 @@ def test_an_ended_rank_is_shown_with_reason_and_time(run_dir: Path) -> None:
 
 def test_a_run_that_is_not_diagnosed_here_is_shown_with_the_reason(run_dir: Path) -> None:
     job = JudgedJob(run_dir, world_size="8").trained(12)
-    assert "Run r is not diagnosed here: not all of its ranks are on this node." in top(
-        render_status([], job.reporter())
-    )
+    page = render_status(gpus(), job.reporter())
+    assert "Run r is not diagnosed here: only 4 of its 8 ranks are on this node." in top(page)
+    assert "Otherwise, no problem found in 1 GPU." in top(page)
+    assert "No problem found" not in page
+    assert 'class="verdict unknown"' in page
+
+
+def test_the_end_of_a_run_of_several_nodes_is_not_shown_as_good(run_dir: Path) -> None:
+    job = JudgedJob(run_dir, world_size="8").trained(12)
+    job.poll(job.now + 1, ended=range(4))
+    page = render_status(gpus(), job.reporter())
+    assert "Ranks 0-3 were killed. " in top(page)
+    assert 'class="verdict warn"' in page
+
+
+def test_a_finding_of_another_run_is_shown_above_a_run_that_is_not_diagnosed(run_dir: Path) -> None:
+    publish(run_dir, "s.0", {"started_monotonic": 900.0}, run="spans", rank="0", group="0-7", world_size="8")
+    job = JudgedJob(run_dir)
+    for _ in range(30):
+        job.job.run(14, lagging("optimizer"))
+        job.poll(job.now)
+    page = top(render_status(gpus(), job.reporter()))
+    assert page.index("slows down run r by") < page.index("Run spans is not diagnosed here")
+    assert "roblem found" not in page
+
+
+def test_the_analyzer_is_text_and_no_link(run_dir: Path) -> None:
+    reporter = JudgedJob(run_dir, world_size="8").trained(2).reporter()
+    reporter.analyzer.record_pull("analyzer-0:10418")
+    page = render_status([], reporter)
+    assert "Diagnosed by the analyzer at analyzer-0:10418." in top(page)
+    assert page.count("analyzer-0") == 1
 
 
 def test_ranks_are_sorted_by_number(run_dir: Path) -> None:

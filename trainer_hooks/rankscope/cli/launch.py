@@ -38,8 +38,8 @@ Reads the ranks' records and the NVIDIA driver; needs neither an exporter nor Pr
 job. Install: pip install 'rankscope[top] @ git+https://github.com/rankscope/rankscope'. Press Ctrl-C to quit."""
 HANG_DESCRIPTION = """\
 Show which ranks block a run that hangs, in which operation, and which ranks wait for them. Reads the dumps of torch's
-flight recorder in DIR, or the records of the ranks on this machine. Changes nothing in the job. Exits with 2 if there
-is nothing to read."""
+flight recorder in DIR, or the records of the ranks on this machine: of a run that spans several nodes, run it on each.
+Changes nothing in the job. Exits with 2 if there is nothing to read."""
 REPORT_DESCRIPTION = """\
 Print where a job's GPU time went over its whole life, in shares that sum to 100%, with its GPUs, CPUs, energy, findings
 and advice: as one page for an email, or as one short line of JSON for Slurm's AdminComment. Reads the exporter's state

@@ -19,19 +19,15 @@ MODULES: tuple[ModuleType, ...] = tuple(one for one in _ALL if hasattr(one, "DET
 _FOUND = [detector for module in MODULES for detector in module.DETECTORS]
 LOSSES = tuple(one for one in _FOUND if isinstance(one, LossDetector))
 STATES = tuple(one for one in _FOUND if isinstance(one, StateDetector))
-KINDS = (
-    *(one.kind for one in LOSSES),
-    *(kind for one in STATES for kind in one.kinds),
-)
+DETECTORS = (*LOSSES, *STATES)
+KINDS = tuple(one.kind for one in DETECTORS)
 """All kinds of findings."""
-ONE_PER_RUN = {
-    *(one.kind for one in LOSSES if one.is_one_per_run),
-    *(kind for one in STATES if one.is_one_per_run for kind in one.kinds),
-}
+ONE_PER_RUN = {one.kind for one in DETECTORS if one.is_one_per_run}
 """Kinds of which a run has at most one finding, although it may name ranks."""
 
 
 def key_of(candidate: Candidate) -> Key:
     """Return the key that stays the same while the candidate lasts."""
     place = candidate.place
-    return candidate.kind, None if candidate.kind in ONE_PER_RUN else place.ranks or place.rank
+    ranks = place.ranks or (() if place.rank is None else (place.rank,))
+    return candidate.kind, () if candidate.kind in ONE_PER_RUN else ranks

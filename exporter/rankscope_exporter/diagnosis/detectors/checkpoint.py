@@ -17,17 +17,21 @@ from rankscope_exporter.diagnosis.findings import Candidate
 SLOW, OVERDUE = "slow_checkpoint", "checkpoint_overdue"
 
 
-def detect(window: Window, past: Past) -> Iterator[Candidate]:
-    """Yield slow and overdue checkpoints."""
-    run, thresholds = window.run, window.thresholds
-    if past.checkpoint_ratio > thresholds.checkpoint:
+def detect_slow(window: Window, past: Past) -> Iterator[Candidate]:
+    """Yield checkpoints that take too much of the time."""
+    if past.checkpoint_ratio > window.thresholds.checkpoint:
         yield Candidate(SLOW, past.checkpoint_ratio, lasted=0.0)
+
+
+def detect_overdue(window: Window, _past: Past) -> Iterator[Candidate]:
+    """Yield a checkpoint that is overdue."""
+    run, thresholds = window.run, window.thresholds
     is_left = run.is_interactive and run.stalled > thresholds.checkpoint_overdue / 4
     if not run.ranks or not run.steps_rate or is_left:
         return
     began = min(one.now.began + one.now.counters.phases.get("startup", 0.0) for one in run.ranks)
-    written = [one.now.last_checkpoint for one in run.ranks if one.now.last_checkpoint is not None]
-    written += [reading.last_checkpoint for reading in run.ended if reading.last_checkpoint is not None]
+    readings = (*(one.now for one in run.ranks), *run.ended)
+    written = [one.last_checkpoint for one in readings if one.last_checkpoint is not None]
     at = max(one.now.at for one in run.ranks)
     age = at - max([began, *written])
     if age > thresholds.checkpoint_overdue / 2:
@@ -35,4 +39,4 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
         yield Candidate(OVERDUE, 0.0, cause, evidence={"age": age}, lasted=age, needed=thresholds.checkpoint_overdue)
 
 
-DETECTORS = (StateDetector((SLOW, OVERDUE), detect, needs_steps=(OVERDUE,)),)
+DETECTORS = (StateDetector(SLOW, detect_slow), StateDetector(OVERDUE, detect_overdue, needs_steps=True))

@@ -57,7 +57,7 @@ def has_ended_together(run: RunFacts, ended: Sequence[RankReading], thresholds: 
     ends = [_end(reading) for reading in ended]
     return (
         len({reading.counters.steps for reading in ended}) == 1
-        and max(ends) - min(ends) < thresholds.ends_together
+        and max(ends) - min(ends) < SETTLE_SECONDS
         and max(ends) - min(reading.last_progress for reading in ended) < thresholds.works_until_its_end
     )
 
@@ -70,4 +70,4 @@ def _end(reading: RankReading) -> float:
     return reading.ended.at if reading.ended else reading.at
 
 
-DETECTORS = (StateDetector((KIND,), detect, is_critical=True, is_one_per_run=True),)
+DETECTORS = (StateDetector(KIND, detect, is_critical=True, is_one_per_run=True),)

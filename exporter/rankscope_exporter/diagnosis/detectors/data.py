@@ -9,39 +9,39 @@ those ranks; the loss then includes the wait for the late ranks. The cause is wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rankscope_exporter.diagnosis import lost
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance
 from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.late_set import Ranks
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "data"
 SIMILAR = 1.5  # the straggler's workers are like the others' if they compute less than this times as much
 
 
-def measure(window: Window) -> Mapping[int | None, float]:
+def measure(window: Window) -> float:
     """Return the run's loss to data waits."""
     run, thresholds = window.run, window.thresholds
     waits = sum(window.lost.get(cause, 0.0) for cause in lost.DATA)
     if late_phase(run) == "data_wait" and is_every_loader_slow(run, thresholds):
-        return whole_run(waits + window.lost.get("straggler", 0.0))
-    return whole_run(waits if _median_wait(run) > thresholds.loss / 2 else 0.0)
+        return waits + window.lost.get("straggler", 0.0)
+    return waits if _median_wait(run) > thresholds.loss / 2 else 0.0
 
 
-def explain(window: Window, _rank: int | None) -> Candidate | None:
+def explain(window: Window, _ranks: Ranks) -> Candidate | None:
     """Return the loss with what the loader workers do; None if a straggler explains it."""
     if _median_wait(window.run) <= window.thresholds.loss and _is_one_late(window):
         return None
-    ratio = measure(window)[None]
     cause = max(lost.DATA, key=lambda cause: window.lost.get(cause, 0.0)).removeprefix("data").removeprefix("_")
     busy = lost.workers_busy(window.run.ranks)
     working = window.run.lower_median(lost.loader_busy)
     read = sum(one.rate(one.spent.process.read_bytes) or 0.0 for one in window.run.ranks)
     evidence = {"workers_computing": busy, "loader_working": working, "read_bytes_per_second": read or None}
     known = {name: value for name, value in evidence.items() if value is not None}
-    return Candidate(KIND, ratio, cause or "unknown", evidence=known)
+    return Candidate(KIND, measure(window), cause or "unknown", evidence=known)
 
 
 def _median_wait(run: RunFacts) -> float:

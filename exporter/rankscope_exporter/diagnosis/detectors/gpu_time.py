@@ -12,39 +12,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from statistics import fmean, median
+from typing import Any
 
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance
 from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.late_set import Ranks
 from rankscope_exporter.diagnosis.lost import avoidable_throttling, device_waits
 
 COPIES, LAUNCH, DEVICE_READS, THROTTLING = "copies", "launch", "device_reads", "throttling"
-_LOST = {COPIES: "copies", LAUNCH: "launch", DEVICE_READS: "device_read", THROTTLING: "throttling"}
+Evidence = Mapping[str, float]
 
 
-def _detector(kind: str) -> LossDetector:
-    def measure(window: Window) -> Mapping[int | None, float]:
-        if kind == COPIES and _copying(window) <= window.thresholds.loss / 2:
-            return whole_run(0.0)
-        return whole_run(window.lost.get(_LOST[kind], 0.0))
+def _detector(
+    kind: str,
+    cause: str,
+    *,
+    is_present: Callable[[Window], bool] = lambda _: True,
+    evidence: Callable[[Window], Evidence] = lambda _: {},
+    **declared: Any,
+) -> LossDetector:
+    """Return the detector of a cause of lost time."""
 
-    def explain(window: Window, _rank: int | None) -> Candidate | None:
-        ratio = window.lost.get(_LOST[kind], 0.0)
-        is_present = kind not in _CONDITIONS or _CONDITIONS[kind](window)
-        evidence = _EVIDENCE[kind](window) if kind in _EVIDENCE else {}
-        return Candidate(kind, ratio, evidence=evidence) if is_present else None
+    def measure(window: Window) -> float:
+        is_of_one_rank = kind == COPIES and _copying(window) <= window.thresholds.loss / 2
+        return 0.0 if is_of_one_rank else window.lost.get(cause, 0.0)
 
-    is_dry = kind in (LAUNCH, DEVICE_READS)
-    explained_by = ("straggler",) if is_dry else ()
-    by_cause = (("", ("straggler", "throttled")),) if kind == THROTTLING else ()
-    return LossDetector(
-        kind,
-        measure,
-        explain,
-        default_allowance,
-        is_on_device=is_dry,
-        explained_by=explained_by,
-        explained_by_cause=by_cause,
-    )
+    def explain(window: Window, _ranks: Ranks) -> Candidate | None:
+        return Candidate(kind, measure(window), evidence=evidence(window)) if is_present(window) else None
+
+    return LossDetector(kind, measure, explain, default_allowance, **declared)
 
 
 def _copying(window: Window) -> float:
@@ -52,31 +48,26 @@ def _copying(window: Window) -> float:
     return window.run.lower_median(lambda one: one.ratios.get("h2d_copy", 0.0)) or 0.0
 
 
-_CONDITIONS: Mapping[str, Callable[[Window], bool]] = {
-    COPIES: lambda window: _copying(window) > window.thresholds.loss,
-    # Both leave the GPUs without work; the larger one is the cause.
-    LAUNCH: lambda window: window.lost.get("launch", 0.0) >= window.lost.get("device_read", 0.0),
-    DEVICE_READS: lambda window: window.lost.get("device_read", 0.0) > window.lost.get("launch", 0.0),
-}
+def _host_waits(window: Window) -> Evidence:
+    waits = median(one.host_ratios.get("device_wait", 0.0) for one in window.run.ranks)
+    return {"host_wait": waits, "device_waits_per_step": device_waits(window.run)}
 
 
-def _host_waits(window: Window) -> Mapping[str, float]:
-    return {
-        "host_wait": median(one.host_ratios.get("device_wait", 0.0) for one in window.run.ranks),
-        "device_waits_per_step": device_waits(window.run),
-    }
-
-
-def _clocks(window: Window) -> Mapping[str, float]:
+def _clocks(window: Window) -> Evidence:
     known = [(throttled, clock) for throttled, clock in map(avoidable_throttling, window.run.ranks) if clock]
-    return (
-        {"throttled": fmean(ratio for ratio, _ in known), "clock": fmean(clock for _, clock in known)} if known else {}
-    )
+    names = ("throttled", "clock") if known else ()
+    return dict(zip(names, map(fmean, zip(*known, strict=True)), strict=True))
 
 
-_EVIDENCE: Mapping[str, Callable[[Window], Mapping[str, float]]] = {
-    LAUNCH: _host_waits,
-    DEVICE_READS: _host_waits,
-    THROTTLING: _clocks,
-}
-DETECTORS = tuple(map(_detector, (COPIES, LAUNCH, DEVICE_READS, THROTTLING)))
+def _is_launch_larger(window: Window) -> bool:
+    """Return whether slow launches are the cause: both they and reads leave the GPUs without work."""
+    return window.lost.get("launch", 0.0) >= window.lost.get("device_read", 0.0)
+
+
+_ON_DEVICE: Mapping[str, Any] = {"evidence": _host_waits, "is_on_device": True, "explained_by": ("straggler",)}
+DETECTORS = (
+    _detector(COPIES, "copies", is_present=lambda window: _copying(window) > window.thresholds.loss),
+    _detector(LAUNCH, "launch", is_present=_is_launch_larger, **_ON_DEVICE),
+    _detector(DEVICE_READS, "device_read", is_present=lambda window: not _is_launch_larger(window), **_ON_DEVICE),
+    _detector(THROTTLING, "throttling", evidence=_clocks, explained_by_cause=(("", ("straggler", "throttled")),)),
+)

@@ -10,8 +10,8 @@ in; a wait that was a hang counts for its rank alone. Outside of all phases, the
 rollouts by another process, does not lengthen the limit of ranks that wait in a collective for one of them. The limit
 is at least
 
-- `stuck_floor` seconds, when the run has stepped for `pace_known_after` seconds. For a run that has trained for longer
-  than the exporter, 1.5 times the longest step that it recorded if that is more.
+- `stuck_floor` seconds and 1.5 times the usual step, when the run has stepped for `pace_known_after` seconds. For a run
+  that has trained for longer than the exporter, 1.5 times the longest step that it recorded if that is more.
 - before that `stuck` seconds, or twice `stuck_floor` if the collectives, or being the only one that does not wait, show
   the rank that the others wait for. `planned` seconds up to the second step if no rank waits for another one.
 - `stuck` seconds in a checkpoint or evaluation, and `planned` seconds in the first one
@@ -154,7 +154,7 @@ def _planned_limit(phase: str, past: Past, thresholds: Thresholds) -> float:
 
 DETECTORS = (
     StateDetector(
-        (KIND,),
+        KIND,
         detect,
         is_critical=True,
         stops_run=True,

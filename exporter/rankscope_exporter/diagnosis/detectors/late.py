@@ -5,7 +5,7 @@
 The lag is a ratio of the step, in steps without a planned phase. Ranks that do the same work are compared: those of
 the same group and, in a pipeline, of the same stage. Their mean waits are split at the largest gap
 (`diagnosis/late_set.py`): those that wait less are the late ranks, one or most of them, and one finding. It counts if
-the others' wait is more than `idle_gpus` of the GPU time: one fast rank of many is no fault.
+the others' wait is more than `allowance` of the GPU time: one fast rank of many is no fault.
 
 - `straggler`: late ranks that wait least in each step. They are named by the smallest place that has all of them and
   no other rank: a GPU, a node, or a place in the layout (context, tensor or expert parallel). If both have the same
@@ -42,7 +42,7 @@ from statistics import NormalDist, fmean, median
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.detectors import data
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, whole_run
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import LAYOUT, Candidate, Place
 from rankscope_exporter.diagnosis.late_set import Ranks, late_sets
@@ -83,8 +83,7 @@ def sets(run: RunFacts, thresholds: Thresholds, known: Collection[int] = ()) -> 
     """Yield the late sets of a window among the ranks that are not known to be late."""
     for members in run.peers.values():
         waits = {one.rank: run.skews[one.rank] for one in members if one.rank in run.skews}
-        left = {rank: wait for rank, wait in waits.items() if rank not in known}
-        yield from late_sets(left, thresholds.loss, thresholds.idle_gpus, is_first=len(left) == len(waits))
+        yield from late_sets(waits, thresholds.loss, thresholds.allowance, known)
 
 
 def explain(window: Window, ranks: Ranks) -> Candidate | None:
@@ -135,11 +134,10 @@ def _place(run: RunFacts, ranks: Ranks, *, is_hardware: bool) -> Place:
     places = {kind: {now.rank: str(now.coordinates.get(kind, "")) for now in readings} for kind in LAYOUT}
     found = {kind: number for kind, values in places.items() for number, is_place in (common(values),) if is_place}
     layout = next((f"{LAYOUT[kind]} {number}" for kind, number in found.items()), "")
+    named = Place(None if len(ranks) > 1 else ranks[0], first.group, node, ranks=ranks)
     if layout and not is_hardware:
-        return Place(None if len(ranks) > 1 else ranks[0], first.group, node, ranks=ranks, place=layout, also=hardware)
-    return Place(
-        None if len(ranks) > 1 else ranks[0], first.group, node, gpu, uuid, "", ranks, place=hardware, also=layout
-    )
+        return named._replace(place=layout, also=hardware)
+    return named._replace(gpu=gpu, uuid=uuid, place=hardware, also=layout)
 
 
 def excesses(late: Sequence[RankFacts], others: Sequence[RankFacts]) -> Mapping[str, float]:
@@ -205,7 +203,7 @@ def _is_throttled(one: RankFacts, others: Sequence[RankFacts], thresholds: Thres
     if throttled - min(ratio for ratio, _ in peers) > thresholds.throttled:
         return True
     highest = max((clock for _, clock in peers if clock), default=0.0)
-    return throttled > thresholds.throttled and (clock or 1.0) < thresholds.throttled_clock * highest
+    return throttled > thresholds.throttled and (clock or 1.0) < (1.0 - thresholds.loss) * highest
 
 
 def _aggregates(
@@ -267,9 +265,9 @@ def is_contradicted(candidate: Candidate, newest: Candidate, window: Window) -> 
     return sum(excess[phase] for phase in of_reason) <= needed * newest.ratio
 
 
-def measure_in_turn(window: Window) -> Mapping[int | None, float]:
+def measure_in_turn(window: Window) -> float | None:
     """Return the mean wait of the other ranks for the last one."""
-    return whole_run(mean_skew(window.run) if window.run.skews else None)
+    return mean_skew(window.run) if window.run.skews else None
 
 
 def mean_skew(run: RunFacts) -> float:
@@ -286,14 +284,14 @@ def _mean_of_others(run: RunFacts, total: Callable[[Sequence[float]], float]) ->
     return sum(total(waits) * len(waits) / max(len(waits) - 1, 1) for waits in groups) / max(len(run.ranks), 1)
 
 
-def explain_in_turn(window: Window, _ranks: None) -> Candidate | None:
+def explain_in_turn(window: Window, _ranks: Ranks) -> Candidate | None:
     """Return the loss and its cause; None if ranks that are always late, or late data on every rank, explain it."""
     run, thresholds = window.run, window.thresholds
     ratio, late = mean_skew(run), data.late_phase(run)
     least = _mean_of_others(run, lambda waits: len(waits) * min(waits))
-    if ratio - least > thresholds.rotating * ratio:
+    if least < thresholds.single * ratio:
         return None
-    if late == "data_wait" and data.measure(window).get(None, 0.0) > thresholds.loss + thresholds.allowance:
+    if late == "data_wait" and data.measure(window) > thresholds.loss + thresholds.allowance:
         return None
     collecting = sum(one.rate(one.spent.gc_seconds) or 0.0 for one in run.ranks)
     evidence = {"max_lag": run.max_lag, "gc": collecting}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
 
 from rankscope_exporter.diagnosis.facts import RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Place
@@ -27,15 +28,29 @@ class Window(NamedTuple):
     """True if the loss began while the run was already watched."""
 
 
-class LossDetector(NamedTuple):
-    """A loss detector: pure functions of a window."""
+@dataclass(frozen=True)
+class Detector:
+    """A detector of one kind of finding."""
 
     kind: str
-    measure: Callable[[Window], Mapping[Any, float]]
-    """Returns the loss of the whole run (key None), or what the loss of sets of ranks follows from, by rank. An unknown
-    value is absent."""
-    explain: Callable[[Window, Any], Candidate | None]
-    """Gets the ranks of a set, or None. Returns the cause after the loss has lasted for the window; None if it belongs
+    _: KW_ONLY
+    is_one_per_run: bool = False
+    """True if a run has at most one finding of this kind, although it may name ranks."""
+    explained_by: tuple[str, ...] = ()
+    """The kinds of findings that explain it. A loss is also explained by a state in which the run makes no progress."""
+    explained_by_cause: tuple[tuple[str, KindAndCause], ...] = ()
+    """Its causes with the kind and cause that explain them. An empty cause stands for any cause."""
+
+
+@dataclass(frozen=True)
+class LossDetector(Detector):
+    """A loss detector: pure functions of a window."""
+
+    measure: Callable[[Window], float | Mapping[int, float] | None]
+    """Returns the loss of the whole run, or what the loss of sets of ranks follows from, by rank; None if it is
+    unknown."""
+    explain: Callable[[Window, Ranks], Candidate | None]
+    """Gets the ranks of a set, or none. Returns the cause after the loss has lasted for the window; None if it belongs
     to another detector."""
     allowance: Callable[[Window], float] | None = None
     """Returns the part that a healthy run has as well, from the newest part of the run; it is not counted as a loss."""
@@ -52,12 +67,6 @@ class LossDetector(NamedTuple):
     """The kinds of findings during which this loss is not usual."""
     is_contradicted: Callable[[Candidate, Candidate, Window], bool] | None = None
     """Returns whether the cause of an open finding is over, by its candidate, the newest one and the window."""
-    is_one_per_run: bool = False
-    """True if a run has at most one finding of this kind, although it may name ranks."""
-    explained_by: tuple[str, ...] = ()
-    """The kinds of findings that explain this loss. Each is explained by a state in which the run makes no progress."""
-    explained_by_cause: tuple[tuple[str, KindAndCause], ...] = ()
-    """Its causes with the kind and cause that explain them. An empty cause stands for any cause."""
     is_on_device: bool = False
     """True if only the device's clock shows it. Then it is unknown in a part without a measured step."""
 
@@ -65,11 +74,6 @@ class LossDetector(NamedTuple):
 def place(now: RankReading) -> Place:
     """Return the place of a rank."""
     return Place(now.rank, now.group, now.node, now.gpu.index if now.gpu else "", now.uuid)
-
-
-def whole_run(value: float | None) -> Mapping[int | None, float]:
-    """Return the loss of a whole run as `measure` does."""
-    return {} if value is None else {None: value}
 
 
 def default_allowance(window: Window) -> float:

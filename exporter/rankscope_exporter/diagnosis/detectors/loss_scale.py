@@ -26,4 +26,4 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
         yield Candidate(KIND, 1.0, evidence={"scale": scale, "skipped_steps": past.amp_skips}, lasted=0.0)
 
 
-DETECTORS = (StateDetector((KIND,), detect, is_critical=True),)
+DETECTORS = (StateDetector(KIND, detect, is_critical=True),)

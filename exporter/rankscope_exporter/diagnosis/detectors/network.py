@@ -15,27 +15,25 @@ If a group has a slow link, the run is compared with what it would spend if that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rankscope_exporter.diagnosis import groups
 from rankscope_exporter.diagnosis.detectors import small_collectives
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, place, whole_run
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, place
 from rankscope_exporter.diagnosis.findings import Candidate, Place
+from rankscope_exporter.diagnosis.late_set import Ranks
 
 KIND = "network"
 
 
-def measure(window: Window) -> Mapping[int | None, float]:
+def measure(window: Window) -> float | None:
     """Return the transfer time, without that of many small collectives, which the network does not cause."""
     if not any(one.lag is not None for one in window.run.ranks):
-        return {}
-    small = small_collectives.measure(window).get(None, 0.0)
-    return whole_run(max(window.lost.get("transfer", 0.0) - small, 0.0))
+        return None
+    return max(window.lost.get("transfer", 0.0) - small_collectives.measure(window), 0.0)
 
 
-def explain(window: Window, _rank: int | None) -> Candidate | None:
+def explain(window: Window, _ranks: Ranks) -> Candidate | None:
     """Return the loss with the rank whose link is reduced, the faulty port or the slow group, if any."""
-    ratio = measure(window).get(None, 0.0)
+    ratio = measure(window) or 0.0
     ranks = window.run.ranks
     evidence = {"straggler": window.lost.get("straggler", 0.0)}
     for one in ranks:
@@ -58,7 +56,7 @@ def allowance(window: Window) -> float:
     slow, usual = groups.slowest(window.run), window.thresholds.network_allowance
     if slow is None or slow.excess <= window.thresholds.loss:
         return usual
-    return min(usual, max(measure(window).get(None, 0.0) - slow.excess, 0.0))
+    return min(usual, max((measure(window) or 0.0) - slow.excess, 0.0))
 
 
 # Data that a rank aggregates uses the network as well.

@@ -10,24 +10,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import median
 
 from rankscope_exporter.diagnosis import lost
 from rankscope_exporter.diagnosis.detectors.late import excesses
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance
 from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.late_set import Ranks
 
 IMBALANCE, BUBBLE = "stage_imbalance", "bubble"
 
 
-def measure_imbalance(window: Window) -> Mapping[int | None, float]:
-    """Return the time that the other stages would save; empty without a pipeline."""
+def measure_imbalance(window: Window) -> float | None:
+    """Return the time that the other stages would save; None without a pipeline."""
     waits = sorted(lost.stage_waits(window.run).values())
-    return whole_run(median(waits[1:]) - waits[0]) if waits else {}
+    return median(waits[1:]) - waits[0] if waits else None
 
 
-def explain_imbalance(window: Window, _rank: int | None) -> Candidate:
+def explain_imbalance(window: Window, _ranks: Ranks) -> Candidate:
     """Return the loss with the slow stage and its phase."""
     stages = window.run.stages
     waits = lost.stage_waits(window.run)
@@ -37,16 +37,16 @@ def explain_imbalance(window: Window, _rank: int | None) -> Candidate:
     cause = max(excess, key=excess.__getitem__, default="unknown")
     evidence = {"stage": float(number), "stages": float(len(stages)), "excess": excess.get(cause, 0.0)}
     evidence |= {"ranks_in_stage": float(len(stages[number]))}
-    return Candidate(IMBALANCE, measure_imbalance(window)[None], cause, evidence=evidence)
+    return Candidate(IMBALANCE, measure_imbalance(window) or 0.0, cause, evidence=evidence)
 
 
-def measure_bubble(window: Window) -> Mapping[int | None, float]:
-    """Return the bubble's ratio of the time; empty without a pipeline or a known number of micro-batches."""
+def measure_bubble(window: Window) -> float | None:
+    """Return the bubble's ratio of the time; None without a pipeline or a known number of micro-batches."""
     is_known = window.run.stages and lost.micro_batches(window.run) is not None
-    return whole_run(window.lost.get(BUBBLE, 0.0)) if is_known else {}
+    return window.lost.get(BUBBLE, 0.0) if is_known else None
 
 
-def explain_bubble(window: Window, _rank: int | None) -> Candidate:
+def explain_bubble(window: Window, _ranks: Ranks) -> Candidate:
     """Return the loss with the numbers of stages and micro-batches."""
     batches = lost.micro_batches(window.run) or 0.0
     evidence = {"stages": float(len(window.run.stages)), "micro_batches": batches}

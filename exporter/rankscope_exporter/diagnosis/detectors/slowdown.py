@@ -44,7 +44,7 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
 
 DETECTORS = (
     StateDetector(
-        (KIND,),
+        KIND,
         detect,
         ends_late=3 / SPAN_ROWS,
         explained_by=(

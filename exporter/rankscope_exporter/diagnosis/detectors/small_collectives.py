@@ -10,11 +10,12 @@ parallelism, FSDP).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance
 from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.late_set import Ranks
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "small_collectives"
@@ -22,20 +23,20 @@ SENDS = ("send", "recv")
 EXCLUDED = ("ddp_all_reduce", *SENDS)
 
 
-def measure(window: Window) -> Mapping[int | None, float]:
+def measure(window: Window) -> float:
     """Return the loss to small collectives; 0 if a step has few of them."""
     run, thresholds = window.run, window.thresholds
     one = run.first
     if one is None or calls_per_step(run, thresholds) < thresholds.small_collectives_per_step:
-        return whole_run(0.0)
+        return 0.0
     transfer = window.lost.get("transfer", 0.0)  # without the wait for late ranks
     if not one.device_scale:
         seconds = one.spent.collectives.seconds
-        return whole_run(min(sum(seconds.get(op, 0.0) for op in _small(one, thresholds)) / one.seconds, transfer))
+        return min(sum(seconds.get(op, 0.0) for op in _small(one, thresholds)) / one.seconds, transfer)
     moved, calls = sum(one.spent.collectives.bytes.values()) / one.seconds, one.spent.collectives.calls
     small, sends = (sum(calls.get(op, 0.0) for op in ops) for ops in (_small(one, thresholds), SENDS))
     is_latency = moved <= thresholds.latency_bound_bytes * transfer
-    return whole_run(transfer * small / (small + sends) if is_latency else 0.0)
+    return transfer * small / (small + sends) if is_latency else 0.0
 
 
 def calls_per_step(run: RunFacts, thresholds: Thresholds) -> float:
@@ -54,14 +55,14 @@ def _small(one: RankFacts, thresholds: Thresholds) -> Iterator[str]:
             yield op
 
 
-def explain(window: Window, _rank: int | None) -> Candidate | None:
+def explain(window: Window, _ranks: Ranks) -> Candidate | None:
     """Return the loss with the number of collectives per step; None while a rank is late."""
     run = window.run
     if run.max_lag > window.thresholds.loss:
         return None
     evidence = {"collectives_per_step": calls_per_step(run, window.thresholds)}
     cause = "parallelism" if any(one.now.parallelism for one in run.ranks) else ""
-    return Candidate(KIND, measure(window)[None], cause, evidence=evidence)
+    return Candidate(KIND, measure(window), cause, evidence=evidence)
 
 
 DETECTORS = (LossDetector(KIND, measure, explain, default_allowance, explained_by=("straggler",)),)

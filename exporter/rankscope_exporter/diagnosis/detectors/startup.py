@@ -38,4 +38,4 @@ def _makes_passes(run: RunFacts) -> bool:
     return any(one.now.counters.iterations or one.now.counters.micro_steps for one in run.ranks)
 
 
-DETECTORS = (StateDetector((KIND,), detect, explained_by=("loss_scale_collapse", "hang")),)
+DETECTORS = (StateDetector(KIND, detect, explained_by=("loss_scale_collapse", "hang")),)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from rankscope_exporter.diagnosis.detectors.loss import KindAndCause, Window
+from rankscope_exporter.diagnosis.detectors.loss import Detector, Window
 from rankscope_exporter.diagnosis.findings import Candidate, Pending
 from rankscope_exporter.diagnosis.speed import Slower
 from rankscope_exporter.diagnosis.standstill import Standstill
@@ -38,27 +37,21 @@ class Past:
     """How much slower the run is than it was; see speed.py."""
 
 
-class StateDetector(NamedTuple):
-    """A state detector: a pure function of a window and the run's history, and the kinds that it yields."""
+@dataclass(frozen=True)
+class StateDetector(Detector):
+    """A state detector: a pure function of a window and the run's history."""
 
-    kinds: tuple[str, ...]
     detect: Callable[[Window, Past], Iterator[Candidate]]
     is_critical: bool = False
     """True if its findings are critical from the start; otherwise they are warnings."""
     stops_run: bool = False
     """True if the run makes no progress in this state. It ends at once."""
-    explained_by: tuple[str, ...] = ()
-    """The kinds of findings that explain this state."""
-    explained_by_cause: tuple[tuple[str, KindAndCause], ...] = ()
-    """The same by its cause, as of a loss."""
     returns: bool = False
     """True if it is the same finding when it comes again in the same processes."""
-    is_one_per_run: bool = False
-    """True if a run has at most one such finding, although it names a rank."""
     ends_late: float = 0.0
     """The longest time by which it ends after its cause, as a ratio of the time that it has to last. It is explained
     for so long after the end of the finding that explained it."""
-    needs_steps: tuple[str, ...] = ()
-    """Its kinds that only a window with steps shows. All others are seen at the first reading."""
+    needs_steps: bool = False
+    """True if only a window with steps shows it. All others are seen at the first reading."""
     undecided: Callable[[Window, Collection[Candidate]], Iterator[Pending]] | None = None
     """Yields what looks like this state and is none, by the window and the candidates."""

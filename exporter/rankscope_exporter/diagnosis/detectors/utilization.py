@@ -2,7 +2,7 @@
 
 - `low_utilization`: the run computes for at least `computing` of its time, but its GPUs are busy for at most `low_use`,
   on average and the median one (of two: the busier). One idle GPU has an alert of its own. The cause is `memory_bound`
-  if more than `memory_bound` of their memory is used, `batch_too_small` if at most `memory_spare` is used.
+  if more than `memory_bound` of their memory is used, `batch_too_small` if at most half is used: twice the batch fits.
 - `cpu_fallback`: a rank has trained for `cpu_only` seconds while its GPU was idle, and less than `memory_held` of its
   memory is used. Its start-up does not count, nor a pause between steps: the GPU was idle in the whole window, which
   has steps.
@@ -19,6 +19,7 @@ from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.readings import RankReading
 
 LOW, CPU = "low_utilization", "cpu_fallback"
+TWICE = 0.5  # ratio of used memory up to which twice the batch fits
 READING_AGE = 5.0  # seconds by which the reading of a GPU may be older than the rank's
 
 
@@ -34,10 +35,10 @@ def detect_low(window: Window, _past: Past) -> Iterator[Candidate]:
     cause = "unknown"
     if memory is not None and memory > thresholds.memory_bound:
         cause = "memory_bound"
-    elif memory is not None and memory <= thresholds.memory_spare:
+    elif memory is not None and memory <= TWICE:
         cause = "batch_too_small"
     evidence = {"busy": fmean(busy), "computing": window.lost["none"]} | ({} if memory is None else {"memory": memory})
-    yield Candidate(LOW, 1.0 - fmean(busy), cause, evidence=evidence, needed=thresholds.low_use_seconds)
+    yield Candidate(LOW, 1.0 - fmean(busy), cause, evidence=evidence, needed=thresholds.tiers[-1].seconds)
 
 
 def detect_cpu(window: Window, _past: Past) -> Iterator[Candidate]:
@@ -63,11 +64,7 @@ def _trained_seconds(rank: RankReading) -> float:
 
 DETECTORS = (
     StateDetector(
-        (LOW,),
-        detect_low,
-        returns=True,
-        needs_steps=(LOW,),
-        explained_by=(CPU, "launch", "device_reads", "hang"),
+        LOW, detect_low, returns=True, needs_steps=True, explained_by=(CPU, "launch", "device_reads", "hang")
     ),
-    StateDetector((CPU,), detect_cpu, is_critical=True, returns=True, needs_steps=(CPU,), explained_by=("hang",)),
+    StateDetector(CPU, detect_cpu, is_critical=True, returns=True, needs_steps=True, explained_by=("hang",)),
 )

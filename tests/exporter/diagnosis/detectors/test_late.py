@@ -84,7 +84,7 @@ def test_ranks_that_are_late_in_turn_are_not_stragglers() -> None:
 
     one = window(Training(4), in_turn)
     assert not found(one)
-    assert late.explain_in_turn(one, None)
+    assert late.explain_in_turn(one, ())
 
 
 def test_a_phase_that_the_script_defines_is_a_cause() -> None:

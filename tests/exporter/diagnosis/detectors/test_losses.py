@@ -34,13 +34,13 @@ DETECTORS = (
 def loss(detector: LossDetector, one: Window) -> float:
     """Return the run's loss beyond the allowance."""
     allowance = detector.allowance(one) if detector.allowance else 0.0
-    return detector.measure(one).get(None, 0.0) - allowance
+    return (detector.measure(one) or 0.0) - allowance
 
 
 def found(one: Window) -> dict[str, Candidate]:
     """Return the candidates for losses beyond the limit, by kind."""
     lost = [detector for detector in DETECTORS if loss(detector, one) > one.thresholds.loss]
-    return {detector.kind: candidate for detector in lost if (candidate := detector.explain(one, None))}
+    return {detector.kind: candidate for detector in lost if (candidate := detector.explain(one, ()))}
 
 
 @pytest.mark.parametrize("clock", ["host", "device"])
@@ -131,7 +131,7 @@ def test_a_quarter_of_the_time_in_transfer_is_not_a_loss() -> None:
 
 
 def test_a_run_of_one_rank_has_no_network_loss() -> None:
-    assert network.measure(window(Training(1, transfer=0.2))) == {}
+    assert network.measure(window(Training(1, transfer=0.2))) is None
 
 
 def test_a_reduced_link_is_the_cause_with_its_rank() -> None:
