@@ -15,12 +15,14 @@ import tomllib
 import yaml
 
 from rankscope.record.writer import SYSTEM_RUN_DIR
+from rankscope_exporter.analyzer.targets import parse_source
 from rankscope_exporter.config import DEFAULT_PORT
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "exporter/Dockerfile").read_text(encoding="utf-8")
 EXPORTERS = {"gpu": "exporter-gpu", "demo": "exporter-demo"}
 STACK = {"prometheus", "alertmanager", "grafana"}
+ANALYZER = "analyzer"
 
 
 def compose(*arguments: str, **environment: str) -> str:
@@ -55,8 +57,8 @@ def test_compose_accepts_the_file_without_a_warning(profile: str) -> None:
     assert compose("--profile", profile, "config", "--quiet") == ""
 
 
-def test_a_profile_has_the_stack_and_one_exporter(services: dict[str, Any], profile: str) -> None:
-    assert services.keys() == STACK | {EXPORTERS[profile]}
+def test_a_profile_has_the_stack_an_analyzer_and_one_exporter(services: dict[str, Any], profile: str) -> None:
+    assert services.keys() == STACK | {ANALYZER, EXPORTERS[profile]}
 
 
 def test_every_image_is_pinned(services: dict[str, Any]) -> None:
@@ -109,7 +111,8 @@ def test_every_data_directory_has_a_volume(services: dict[str, Any]) -> None:
         assert path in mounts(services[name], "volume")
     [state] = [flag for flag in json.loads(instruction("ENTRYPOINT")) if flag.startswith("--state-dir=")]
     exporter = next(service for name, service in services.items() if name.startswith("exporter"))
-    assert state.partition("=")[2] in mounts(exporter, "volume")
+    sources = {mounts(one, "volume")[state.partition("=")[2]]["source"] for one in (exporter, services[ANALYZER])}
+    assert len(sources) == 2
     assert "/var/lib/grafana" in mounts(services["grafana"], "volume")
     assert "/tmp" in services["grafana"]["tmpfs"]
 
@@ -120,6 +123,16 @@ def test_prometheus_finds_the_exporter_of_each_profile_under_one_name(services: 
     targets = [target for group in jobs["rankscope"]["static_configs"] for target in group["targets"]]
     aliases = services[EXPORTERS[profile]]["networks"]["default"]["aliases"]
     assert targets == [f"{aliases[0]}:{DEFAULT_PORT}"]
+
+
+def test_the_analyzer_asks_the_exporters_that_prometheus_scrapes_and_is_scraped(services: dict[str, Any]) -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    assert jobs["rankscope-analyzer"]["static_configs"] == [{"targets": [f"{ANALYZER}:{DEFAULT_PORT}"]}]
+    (source,) = (flag.removeprefix("--analyze=") for flag in services[ANALYZER]["command"])
+    assert parse_source(source)
+    assert source == f"prometheus+http://prometheus:{services['prometheus']['ports'][0]['target']}"
+    assert "ports" not in services[ANALYZER]
 
 
 def test_grafana_reaches_prometheus_and_loads_the_committed_dashboards(services: dict[str, Any]) -> None:

@@ -29,6 +29,8 @@ FILE, DNS, PROMETHEUS = "file:", "dns:", "prometheus+"
 DNS_TLS = "dns+https:"
 JOBS = "rankscope"
 """The beginning of the name of jobs whose targets are exporters, in a Prometheus."""
+NO_EXPORTER = "analyzer"
+"""The end of the name of jobs whose targets are analyzers."""
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +126,9 @@ async def _of_prometheus(server: Target, jobs: str) -> Iterable[Target]:
         active = _TargetsAnswer.model_validate_json(body).data.active
     except ValidationError as error:
         raise RequestError("not an answer of /api/v1/targets") from error
-    return _listed(one for one in active if one.labels.get("job", "").startswith(jobs))
+    return _listed(
+        one for one in active if (job := one.labels.get("job", "")).startswith(jobs) and not job.endswith(NO_EXPORTER)
+    )
 
 
 def _listed(active: Iterable[_Active]) -> Iterator[Target]:

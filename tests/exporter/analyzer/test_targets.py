@@ -89,10 +89,12 @@ def test_only_a_configured_target_gets_credentials_and_not_one_that_a_prometheus
         active = [
             {"scrapeUrl": f"{listed}/metrics", "labels": {"job": "rankscope"}},
             {"scrapeUrl": "http://192.0.2.1/metrics", "labels": {"job": "node"}},
+            {"scrapeUrl": "http://192.0.2.2/metrics", "labels": {"job": "rankscope-analyzer"}},
             {"scrapeUrl": "nonsense", "labels": {"job": "rankscope"}},
         ]
         with answering(json.dumps({"data": {"activeTargets": active}}).encode()) as (prometheus, asked):
             targets = Targets(map(parse_source, (f"prometheus+{prometheus}", named)))
+            assert not [one for one in asyncio.run(targets.find()) if one.host.startswith("192.0.2.")]
             with Puller(targets, Analyzer(), credentials="Basic secret", address="monitor:1"):
                 eventually(lambda: of_listed and of_named)
     assert of_named[0]["Authorization"] == "Basic secret"
