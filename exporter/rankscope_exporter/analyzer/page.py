@@ -86,7 +86,8 @@ def as_text(report: AnalyzerReport) -> str:
     """Return the report in sentences."""
     up, failing = report.targets.get("up", 0), report.targets.get("failing", 0)
     lines = [f"Rankscope analyzer {__version__}", f"Targets that answer: {up}. Targets that do not: {failing}.", ""]
-    lines += [line for run in report.runs for line in _lines(run)] or ["No run spans the nodes of these targets."]
+    nothing = "No run spans the nodes of the targets that answer." if up else "No target answers, so no run is known."
+    lines += [line for run in report.runs for line in _lines(run)] or [nothing]
     return "\n".join(lines) + "\n"
 
 

@@ -83,3 +83,9 @@ def test_a_finding_that_has_ended_is_shown_with_its_end(job: AnalyzedJob) -> Non
     (entry,) = job.diagnosis.findings
     assert (entry["kind"], entry["rank"]) == ("straggler", "3")
     assert entry["end"] > entry["begin"]
+
+
+@pytest.mark.parametrize(("up", "said"), [(0, "No target answers"), (1, "No run spans the nodes of the targets")])
+def test_without_an_answer_no_run_is_known(tmp_path: Path, up: int, said: str) -> None:
+    page = client(AnalyzedJob(tmp_path), {"up": up, "failing": 1}).get("/").text
+    assert said in page.splitlines()[-1]
