@@ -50,6 +50,8 @@ def summary(run: RunReport) -> Iterator[str]:
         yield f"ended{here}"
         return
     yield f"{run.living} of {run.world_size} ranks{here}"
+    if run.is_judged and run.judged_by:
+        yield f"diagnosed by the analyzer at {run.judged_by}"
     if run.step_seconds is not None:
         is_short = run.step_seconds < 1.0
         yield f"{1000 * run.step_seconds:.0f} ms per step" if is_short else f"{run.step_seconds:.2g} s per step"

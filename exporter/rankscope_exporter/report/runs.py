@@ -48,12 +48,13 @@ class RunReport:
     owner: str
     user: str
     is_judged: bool
+    """True also if the analyzer judges it and its verdict is known here."""
     not_judged: str | None
-    """A key of REASONS."""
+    """The reason why this node does not: a key of REASONS."""
     not_judged_reason: str | None
     """The same in words, which follow `it is not diagnosed here:`."""
     judged_by: str | None
-    """The address of the analyzer that diagnoses it; None if this node knows none."""
+    """The address of the analyzer that diagnoses it, or its configured URL; None if this node knows none."""
     nodes: Sequence[str]
     """The names of the nodes of its ranks that are known here."""
     missing_nodes: Sequence[str]
@@ -100,6 +101,8 @@ class Reporter:
         self._unix = unix
         self.analyzer = Analyzer(monotonic)
         """Knows who diagnoses the runs that are not whole on this node."""
+        self.complete: Callable[[NodeReport], NodeReport] = lambda report: report
+        """Adds what the analyzer says of them, if it is configured."""
 
     def look(self) -> Look | None:
         """Return the last update of the diagnosis; None if the collector `findings` is off or late."""
@@ -111,7 +114,7 @@ class Reporter:
         scan, look = self._scan(), self.look()
         if scan is None:
             raise OutdatedError(f"the run directories have not been read for {STALE_AFTER:.0f} s")
-        return report_of_look(look, self.analyzer.address) if look else self._report_of_scan(scan)
+        return self.complete(report_of_look(look, self.analyzer.address)) if look else self._report_of_scan(scan)
 
     def _report_of_scan(self, scan: Scan) -> NodeReport:
         read = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=self._monotonic())

@@ -20,9 +20,9 @@ from rankscope_exporter.node import Node
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.gpus import GpuReport
+from rankscope_exporter.report.remote import RemoteError, fetch_report
 from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.node import gpus_of, watch_node
-from rankscope_exporter.top.remote import RemoteError, fetch_report
 from rankscope_exporter.top.view import Screen, view
 
 INTERVAL = 1.0

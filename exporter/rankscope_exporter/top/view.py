@@ -22,7 +22,7 @@ from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.bars import bar, legend
 
 STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "": ""}
-BAR_WIDTH = 24
+BAR_WIDTH, NARROW_BAR = 24, 10
 PHASE_WIDTH = 22
 """The width of the column for the current phase and its time, so that the table does not change its width."""
 NARROW = 100
@@ -145,7 +145,8 @@ def _rank(run: RunReport, rank: RankReport, screen: Screen) -> Iterator[Text]:
     yield Text(str(rank.rank))
     yield Text(rank.gpu)
     yield Text(printable(describe.now(rank)), style=STYLES[describe.now_mark(run, rank)])
-    yield bar(rank.phases if rank.is_alive else {}, BAR_WIDTH, has_color=screen.has_color)
+    width = NARROW_BAR if screen.is_narrow and len(run.nodes) > 1 else BAR_WIDTH
+    yield bar(rank.phases if rank.is_alive else {}, width, has_color=screen.has_color)
     yield Text(describe.wait(rank))
     yield Text(f"{describe.lag(rank)}{' <' * (rank.waits_least and rank.is_alive)}")
     if len(run.nodes) > 1:
