@@ -62,7 +62,7 @@ BOUND_ON_NODES = (
 DIVISORS = [nodes for nodes in range(1, RANKS + 1) if RANKS % nodes == 0]
 DIAGNOSIS, RULES = JUDGES = ("diagnosis", "rules")
 ALERTS = 'ALERTS{alertname!="RankscopeRunNotDiagnosed"}'
-"""What fires and pends, except that the run has no analyzer."""
+"""All alerts, except the one that the run has no analyzer."""
 READY = f"count(rankscope_rank_up == 1) == {RANKS}"
 
 
@@ -85,7 +85,7 @@ class MonitoredArena(Arena):
         targets = [exporter.address for exporter in self.exporters]
         self.analyzers = [servers.analyzer(directory, targets)] if nodes > 1 and judge == DIAGNOSIS else []
         self.judges = self.analyzers or (self.exporters if nodes == 1 else [])
-        """What may have findings about the run: the analyzer, or the exporter of the only node."""
+        """The servers with findings about the run: the analyzer, or the exporter of the only node."""
         self.stacks = {interval: self._stack(directory / interval, interval, targets) for interval in INTERVALS}
         self.stack = self.stacks[BRISK]
 

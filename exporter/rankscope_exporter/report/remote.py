@@ -40,9 +40,9 @@ def fetch_report(server: Prometheus) -> NodeReport:
 
 
 class AnalyzedRuns:
-    """What the analyzer at a configured URL says of this node's runs. Any thread may use it.
+    """The verdicts of the analyzer at a configured URL on this node's runs. Any thread may use it.
 
-    It is asked only while somebody reads this node's report, so that it has no load from thousands of nodes.
+    It is asked only while a user reads this node's report, so that it has no load from thousands of nodes.
     """
 
     def __init__(

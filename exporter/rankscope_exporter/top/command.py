@@ -38,7 +38,7 @@ MIN_RANKS = 4
 
 
 class Shown(NamedTuple):
-    """What the screen shows at one moment. `error` is the reason if the ranks cannot be read."""
+    """The content of the screen at one moment. `error` is the reason if the ranks cannot be read."""
 
     node: NodeReport
     gpus: Sequence[GpuReport]

@@ -79,7 +79,7 @@ def test_an_analyzer_that_is_no_longer_reached_is_no_verdict(job: AnalyzedJob, a
     assert (run.is_judged, run.findings, run.judged_by) == (False, [], URL)
 
 
-def test_the_analyzer_is_only_asked_while_somebody_reads_the_report(job: AnalyzedJob, analyzer: Analyzer) -> None:
+def test_the_analyzer_is_only_asked_while_a_user_reads_the_report(job: AnalyzedJob, analyzer: Analyzer) -> None:
     viewed = Viewed(analyzer)
     viewed.runs.poll()
     assert not analyzer.asked
