@@ -35,6 +35,8 @@ class Scene(NamedTuple):
     changes: tuple[Change, ...] = ()
     transfer: float | None = None
     """The seconds of each collective, if they change."""
+    healthy: tuple[Change, ...] = ()
+    """Changes from the start."""
 
 
 SCENES = {
@@ -127,7 +129,7 @@ class SplitTrial:
 
     def play(self, scene: Scene) -> float:
         """Train healthily, and then with the fault. Return its onset."""
-        self.train(HEALTHY, drift)
+        self.train(HEALTHY, drift, *scene.healthy)
         onset = self.training.now
         if scene.transfer is not None:
             self.training._transfer = scene.transfer

@@ -1,32 +1,59 @@
-"""Compare the findings about a run on one node with those about the same run on two and four nodes.
+"""Compare the findings about a run on one node with those about the same run on 2, 4, 8 and 16 nodes.
 
     python -m validation.split_runs --save
 
-Simulated ranks (`testing/split_training.py`), eight of them, in steps of 0.2 s. On one node, their readings go to the
-judge of an exporter. On several, they go through the JSON of `/api/v1/facts`, each third second, to an analyzer.
-Seconds are from the onset to the second in whose readings the finding is; a pull comes up to three seconds later.
+Simulated ranks (`testing/split_training.py`), eight of them, or 16 on 16 nodes, in steps of 0.2 s. On one node, their
+readings go to the judge of an exporter. On several, they go through the JSON of `/api/v1/facts`, each third second, to
+an analyzer. Seconds are from the onset to the second in whose readings the finding is; a pull comes later.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from math import exp
+from random import Random
 from typing import Any
 
 from testing import report
-from testing.readings import EARLY
-from testing.split_training import SCENES, Key, SplitTrial, SteppingTraining, opened
+from testing.readings import EARLY, Work, spend
+from testing.split_training import SCENES, Key, Scene, SplitTrial, SteppingTraining, opened
 
 from rankscope_exporter.diagnosis.facts import DEVICE, HOST
 from rankscope_exporter.diagnosis.findings import Finding
 
-NODES = (2, 4)
+SIZES = ((8, 2), (8, 4), (8, 8), (16, 16))
+"""The numbers of ranks and nodes."""
 
 
-def compare(name: str, clock: str, nodes: int) -> dict[str, Any]:
+def in_turn(step: int, rank: int, work: Work) -> None:
+    """Make ranks 1, 3 and 5 late, each in every third step."""
+    if rank == (1, 3, 5)[step % 3]:
+        work["backward"] += 0.12
+
+
+def uneven(step: int, rank: int, work: Work) -> None:
+    """Give each rank another part of the work in each step, as sequences of unequal length do."""
+    work["other"] = work.get("other", 0.0) + 0.1 * exp(Random(16 * step + rank).gauss(0.0, 0.5))
+
+
+LONG = {
+    "five ranks of eight": Scene(120, (spend("backward", 0.1, 3, 4, 5, 6, 7),)),
+    "one rank for 20 s of each minute": Scene(600, (spend("other", 20.0, 0, every=190),)),
+    "a rank that is late in each fiftieth step": Scene(600, (spend("other", 5.0, 2, every=50),)),
+    "three ranks in turn": Scene(700, (in_turn,)),
+    "two culprits": Scene(300, (spend("backward", 0.06, 2), spend("data_wait", 0.12, 5, 6))),
+    "a pause of all ranks in each thousandth step": Scene(600, (spend("other", 60.0, every=1000),)),
+    "uneven work": Scene(300, (uneven,), healthy=(uneven,)),
+}
+"""Scenes that take too long for a test."""
+
+
+def compare(name: str, clock: str, ranks: int, nodes: int) -> dict[str, Any]:
     """Return what both judges find in a scene."""
-    trial = SplitTrial(SteppingTraining(8, clock=clock), nodes, EARLY)
-    onset = trial.play(SCENES[name])
+    trial = SplitTrial(SteppingTraining(ranks, clock=clock), nodes, EARLY)
+    onset = trial.play((SCENES | LONG)[name])
     alone, split = opened(trial.alone), opened(trial.split)
     return {
         "scene": name,
@@ -52,7 +79,9 @@ def _in_words(found: Mapping[Key, Finding], onset: float) -> str:
 def main() -> int:
     """Compare all scenes and publish. Return 1 if any differs."""
     options = report.parser(__doc__, prog="python -m validation.split_runs").parse_args()
-    results = [compare(name, clock, nodes) for name in SCENES for clock in (HOST, DEVICE) for nodes in NODES]
+    tasks = [(name, clock, *size) for name in SCENES | LONG for clock in (HOST, DEVICE) for size in SIZES]
+    with ProcessPoolExecutor() as pool:
+        results = [*pool.map(compare, *zip(*tasks, strict=True))]
     columns = ("scene", "clock", "nodes", "one node", "several")
     rows = [(*(one[column] for column in columns), report.yes_or_no(one["is_same"])) for one in results]
     title, bound = "Runs on one node and on several", "the same findings, with the same cause and ranks"
