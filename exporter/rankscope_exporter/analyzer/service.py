@@ -58,6 +58,7 @@ class Analyzer(JudgedRuns):
         self.missing: Mapping[Run, Sequence[str]] = {}
         """The runs of which ranks are missing, with the names of the nodes."""
         self._empty = Scan((), Counter())
+        self._judges.started = self.now()  # the first readings come seconds later
         self.load()
 
     def now(self) -> float:
@@ -112,7 +113,7 @@ class Analyzer(JudgedRuns):
         look = self.look = Look(at, unix, self._empty, joined.readings, judged, {}, {}, Moment(at, {}))
         limited = self._count_limited(look)
         self._count_lost(look)
-        self._save_if_due(at)
+        self._save_if_due(self.now())
         return Diagnosis(look, self._lost, limited, (), [*self._entries(look)])
 
     def _entries(self, look: Look) -> Iterator[Mapping[str, Any]]:

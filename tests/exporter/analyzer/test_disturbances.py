@@ -144,3 +144,16 @@ def test_the_state_of_a_run_has_the_clocks_of_its_own_nodes(tmp_path: Path, stat
     (saved,) = [path.read_text() for path in state_dir.glob("*.jsonl")]
     assert "boot of node-1" in saved
     assert "idle boot" not in saved
+
+
+def test_a_restored_finding_keeps_its_begin_although_the_first_answers_are_late(
+    tmp_path: Path, state_dir: Path
+) -> None:
+    job = AnalyzedJob(tmp_path / "job", state_dir=state_dir).train(60)
+    before = slow_rank(job.train(40, SLOW))
+    job.analyzer.close()
+    job.start_analyzer()
+    job.is_stopped = True
+    job.train(7, SLOW)
+    job.is_stopped = False
+    assert slow_rank(job.train(3, SLOW)).since == pytest.approx(before.since, abs=0.5)
