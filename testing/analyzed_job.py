@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,14 @@ from testing.judged_job import JudgedJob
 from testing.simulated_job import Job, Plan, even
 
 PULL_EVERY = 3
+TIMES = ("at", "began", "last_progress", "phase_since")
+Clock = Callable[[float], float]
+"""What a node's clock shows at a time of the job's clock."""
+
+
+def ahead(seconds: float) -> Clock:
+    """Return a clock that is ahead of the job's."""
+    return lambda at: at + seconds
 
 
 class AnalyzedJob:
@@ -44,6 +52,16 @@ class AnalyzedJob:
         for node, facts in zip(self.nodes, self.facts, strict=True):
             node.diagnosis.on_look = facts.record
         self.ahead = [*ahead] or [0.0] * nodes
+        self.clocks: dict[int, Clock] = {}
+        """Other clocks of nodes, which are not only ahead."""
+        self.delays: dict[int, float] = {}
+        """The seconds that answers of nodes take."""
+        self._under_way: dict[int, tuple[float, Answer, float]] = {}
+        """By node: when its answer comes, the answer, and when it was asked for."""
+        self._shown: dict[int, dict[float, float]] = {}
+        """By node: the true times of moments by those of its clock."""
+        self.is_stopped = False
+        """True if the analyzer does not run."""
         self.silent: set[int] = set()
         """The nodes whose exporters do not answer."""
         self.verdicts: list[Verdict] = []
@@ -80,19 +98,38 @@ class AnalyzedJob:
         for node in self.nodes:
             node.poll(at, ended)
         self._polls += 1
-        if self._polls % PULL_EVERY == 0:
+        if self._polls % PULL_EVERY == 0 and not self.is_stopped:
             self.pull(at)
 
     def pull(self, at: float) -> None:
         """Ask all exporters that answer, and judge."""
+        self.ask(at)
+        self.judge(at)
+
+    def ask(self, at: float) -> None:
+        """Ask all exporters that answer."""
         for number in {*range(len(self.facts))} - self.silent:
-            target, ahead = f"node-{number}", self.ahead[number]
-            cursor = self.analyzer.cursor(target)
-            body = self.facts[number].answer(None if cursor is None else cursor - ahead, at, is_packed=False)
-            self.analyzer.take(target, shifted(Answer.model_validate_json(body), ahead), at, at)
+            self._under_way.setdefault(number, (at + self.delays.get(number, 0.0), self._answer(number, at), at))
+        for number, (received, answer, sent) in [*self._under_way.items()]:
+            if received <= at:
+                del self._under_way[number]
+                self.analyzer.take(f"node-{number}", answer, sent, received)
+
+    def judge(self, at: float) -> None:
+        """Judge what is known at that time."""
         if found := self.analyzer.update(at):
             self.diagnosis = found
             self.verdicts += found.look.judged.verdicts
+
+    def _answer(self, number: int, at: float) -> Answer:
+        """Return what a node answers at that time, with its clock."""
+        cursor = self.analyzer.cursor(f"node-{number}")
+        known = self._shown.setdefault(number, {})
+        after = None if cursor is None else known.get(cursor, at)
+        answer = Answer.model_validate_json(self.facts[number].answer(after, at, is_packed=False))
+        shown = on_clock(answer, self.clocks.get(number) or ahead(self.ahead[number]))
+        known.update(zip((one.at for one in shown.moments), (one.at for one in answer.moments), strict=True))
+        return shown
 
     def findings(self) -> Sequence[Finding]:
         """Return the open findings."""
@@ -103,26 +140,26 @@ class AnalyzedJob:
         return {finding.kind for verdict in self.verdicts for finding in verdict.findings}
 
 
-def shifted(answer: Answer, seconds: float) -> Answer:
-    """Return the answer of a node whose clocks are ahead by so many seconds."""
+def on_clock(answer: Answer, clock: Clock) -> Answer:
+    """Return the answer of a node whose clock shows `clock(time)` at each time."""
     moments = [
         Moment.model_construct(
-            at=moment.at + seconds, gpus=moment.gpus, ranks=[_shifted_rank(sent, seconds) for sent in moment.ranks]
+            at=clock(moment.at), gpus=moment.gpus, ranks=[_rank_on_clock(sent, clock) for sent in moment.ranks]
         )
         for moment in answer.moments
     ]
-    return answer.model_copy(update={"now": answer.now + seconds, "moments": moments})
+    return answer.model_copy(update={"now": clock(answer.now), "moments": moments})
 
 
-def _shifted_rank(sent: SentRank, seconds: float) -> SentRank:
-    steps = [[*row[:2], row[2] + round(MICROSECONDS * seconds), *row[3:]] for row in sent.steps]
-    return sent.model_copy(update={"reading": _shifted(sent.reading, seconds), "steps": steps})
+def _rank_on_clock(sent: SentRank, clock: Clock) -> SentRank:
+    steps = [[*row[:2], round(MICROSECONDS * clock(row[2] / MICROSECONDS)), *row[3:]] for row in sent.steps]
+    return sent.model_copy(update={"reading": _on_clock(sent.reading, clock), "steps": steps})
 
 
-def _shifted(one: RankReading, seconds: float) -> RankReading:
-    ended = replace(one.ended, at=one.ended.at + seconds) if one.ended else None
-    saved = None if one.last_checkpoint is None else one.last_checkpoint + seconds
-    times = {name: getattr(one, name) + seconds for name in ("at", "began", "last_progress", "phase_since")}
+def _on_clock(one: RankReading, clock: Clock) -> RankReading:
+    ended = replace(one.ended, at=clock(one.ended.at)) if one.ended else None
+    saved = None if one.last_checkpoint is None else clock(one.last_checkpoint)
+    times: dict[str, Any] = {name: clock(getattr(one, name)) for name in TIMES}
     return replace(one, ended=ended, last_checkpoint=saved, **times)
 
 

@@ -20,6 +20,8 @@ WAIT = 6.0
 """The longest time for which the others wait for a node's moments."""
 FORGET_AFTER, FORGET_RUN_AFTER = 86_400.0, 900.0
 """Seconds after which a node that does not answer is forgotten, and a run of which no node answers."""
+BOOTS_LIMIT = 32_768
+"""The most boots whose offsets are remembered: a target may invent one with each answer."""
 WORLD_LIMIT = 4096
 """The largest world size of a run whose absent ranks are looked for."""
 
@@ -94,7 +96,7 @@ class Merge:
         self.nodes: dict[str, Node] = {}
         """By target."""
         self.anchors: dict[str, float] = {}
-        """The offset for the starts of processes, by boot. It never changes."""
+        """The offset for the starts of processes, by boot, the last that answered last. It never changes."""
         self._alignment = NodesAlignment()
         self._sources: dict[Process, str] = {}
         """The target whose steps of a process count."""
@@ -110,12 +112,24 @@ class Merge:
             node = self.nodes[target] = Node(answer.node, answer.boot)
         node.name = answer.node
         node.take(answer, sent, received)
-        self.anchors.setdefault(node.boot, node.offset.seconds)
+        self.anchors[node.boot] = self.anchors.pop(node.boot, node.offset.seconds)
+        if len(self.anchors) > BOOTS_LIMIT:
+            del self.anchors[next(iter(self.anchors))]
 
-    def known_until(self, now: float) -> float:
-        """Return the time until which all nodes with ranks are known. A node that is late is not waited for."""
+    def anchors_of(self, run: Run) -> Mapping[str, float]:
+        """Return the offsets for the starts of a run's processes, by boot."""
+        boots = {process.boot for (shown, _), process in self._shown.items() if shown == run}
+        return {boot: self.anchors[boot] for boot in boots if boot in self.anchors}
+
+    def known_until(self, now: float, judged_until: float, *, is_resumed: bool) -> float:
+        """Return the time until which all nodes with ranks are known.
+
+        A node that is late is not waited for, unless this process was stopped and has just resumed. A node that was
+        silent at the last time that was judged never is.
+        """
         known = [node.known_until for node in self.nodes.values() if node.has_ranks]
-        return max(min(known, default=now), now - WAIT)
+        until = min((one for one in known if judged_until - one <= SILENT_AFTER), default=now)
+        return until if is_resumed else max(until, now - WAIT)
 
     def join(self, at: float) -> Joined:
         """Go on to that time, compare the steps, and return the readings of each run."""
@@ -149,7 +163,7 @@ class Merge:
         records: list[_Record] = []
         for node in self.nodes.values():
             is_silent = at - node.seen > SILENT_AFTER
-            records += [_Record(one, node.name, is_silent) for one in node.ranks(self.anchors[node.boot])]
+            records += [_Record(one, node.name, is_silent) for one in node.ranks(self._anchor(node))]
         found: dict[tuple[Run, int], list[_Record]] = defaultdict(list)
         for run, record in self._jobs.name(records):
             found[run, record.rank].append(record)
@@ -167,6 +181,9 @@ class Merge:
         self._logged &= runs.keys()
         kept = {run: _of_newest_start(ranks) for run, ranks in runs.items() if not _is_forgotten(at, ranks)}
         return kept, silent
+
+    def _anchor(self, node: Node) -> float:
+        return self.anchors.get(node.boot, node.offset.seconds)
 
     def _log_rivals(self, run: Run, shown: _Record, rivals: Iterable[_Record]) -> None:
         living = {one.found.process for one in rivals if one.is_living}

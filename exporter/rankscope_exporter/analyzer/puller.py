@@ -24,8 +24,9 @@ IDLE_INTERVAL, IDLE_RATE = 10.0, 200.0
 LONGEST_PAUSE = 60.0
 """The longest pause after failures: each doubles it, except for a target whose ranks a run misses."""
 TIMEOUT = 5.0
-CONCURRENT, CONCURRENT_FAILING = 128, 256
-"""The most requests at once to targets that answered last time, and to others: these do not delay the former."""
+CONCURRENT, CONCURRENT_MISSED, CONCURRENT_FAILING = 128, 128, 256
+"""The most requests at once to targets that answered last time, to failing ones whose ranks a run misses, and to
+others: none of them delays those before it."""
 DISCOVERY_INTERVAL = 10.0
 """Seconds between two looks for new targets."""
 REASON_LIMIT = 100
@@ -58,7 +59,9 @@ class Puller:
         self._tasks: dict[Target, asyncio.Task[None]] = {}
         self.failures: dict[Target, str] = {}
         """The reason why a target's last request failed; empty if it did not."""
-        self._slots: tuple[asyncio.Semaphore, asyncio.Semaphore]
+        self._up, self._missed, self._failing = map(
+            asyncio.Semaphore, (CONCURRENT, CONCURRENT_MISSED, CONCURRENT_FAILING)
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="pull", daemon=True)
 
@@ -84,7 +87,6 @@ class Puller:
             self._loop.close()
 
     async def _discover(self) -> None:
-        self._slots = asyncio.Semaphore(CONCURRENT), asyncio.Semaphore(CONCURRENT_FAILING)
         while True:
             found = await self._targets.find()
             for target in self._tasks.keys() - set(found):
@@ -101,7 +103,7 @@ class Puller:
         pause = INTERVAL
         while True:
             try:
-                async with self._slots[self.failures.get(target) != ""]:
+                async with self._slots_of(target):
                     has_more = await self._ask(target)
                 if self.failures.get(target):
                     logger.info("target answers again target=%s", target.name)
@@ -113,6 +115,12 @@ class Puller:
                 longest = INTERVAL if self._analyzer.has_ranks(target.name) else LONGEST_PAUSE
                 pause = min(max(2.0 * pause, INTERVAL), longest)
             await asyncio.sleep(pause)
+
+    def _slots_of(self, target: Target) -> asyncio.Semaphore:
+        """Return the semaphore that limits the requests to such targets."""
+        if self.failures.get(target) == "":
+            return self._up
+        return self._missed if self._analyzer.has_ranks(target.name) else self._failing
 
     def _pause(self, target: Target) -> float:
         """Return the seconds until the next request to a target that has just answered."""

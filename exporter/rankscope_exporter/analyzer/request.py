@@ -75,6 +75,8 @@ async def get(
         raise RequestError(f"TLS: {error.reason or 'failed'}") from error
     except OSError as error:
         raise RequestError(error.strerror or "cannot connect") from error
+    except UnicodeError as error:
+        raise RequestError("not a host name") from error
 
 
 async def _get(target: Target, path: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> bytes:
@@ -98,7 +100,7 @@ async def _get(target: Target, path: str, headers: Mapping[str, str], tls: ssl.S
             if size > PACKED_LIMIT + HEADER_LIMIT or (not received.body and size > HEADER_LIMIT + READ_BYTES):
                 raise RequestError("too large")
             parser.feed_data(data)
-    except httptools.HttpParserError as error:
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
         if isinstance(error.__context__, RequestError):
             raise error.__context__ from None
         raise RequestError("not HTTP") from error

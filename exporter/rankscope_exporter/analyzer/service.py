@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope_exporter.analyzer.merge import Joined, Merge
+from rankscope_exporter.analyzer.merge import WAIT, Joined, Merge
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import Judged, Judges, Limits
 from rankscope_exporter.diagnosis.readings import Run
@@ -22,8 +22,11 @@ from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.recent import Moment
 
 SECOND = 1.0
-LATEST = 30.0
-"""Seconds by which the diagnosis may be late, as after a stop of this process, before seconds are left out."""
+LATEST, LATEST_AFTER_STOP = 30.0, 90.0
+"""Seconds by which the diagnosis may be late before seconds are left out: because it takes too long, and after a stop
+of this process, for which exporters keep what they have read."""
+SECONDS_AT_ONCE = 10
+"""The most seconds that an update judges: answers wait for its end."""
 HOLD_SECONDS = 60.0
 """How long the findings of a run stay that no node shows any longer, or of which nodes are missing."""
 LIMITS = Limits(runs=64, ranks=4096, remembered_bytes=512 * 2**20, cpu_seconds=0.8)
@@ -43,7 +46,7 @@ class Analyzer(JudgedRuns):
         self._merge = Merge()
         began = time.time() - time.monotonic()
         self._clock = clock or (lambda: began + time.monotonic())
-        self._judged_until = -float("inf")
+        self._judged_until = self._updated_at = self._resumed_at = -float("inf")
         self._missing_since: dict[Run, float] = {}
         self._interrupted: set[Run] = set()
         """The runs whose findings of losses have ended since then."""
@@ -52,6 +55,7 @@ class Analyzer(JudgedRuns):
         self.missing: Mapping[Run, Sequence[str]] = {}
         """The runs of which ranks are missing, with the names of the nodes."""
         self._empty = Scan((), Counter())
+        self._judges.started = self.now()  # the first readings come seconds later
         self.load()
 
     def now(self) -> float:
@@ -79,11 +83,17 @@ class Analyzer(JudgedRuns):
         """Judge each second that is known and not judged yet. Return the last result; None if there is no new one."""
         with self._lock:
             now = self.now() if now is None else now
-            until = self._merge.known_until(now)
-            if self._judged_until < until - LATEST:
+            if now - self._updated_at > WAIT:  # this process was stopped, and has not asked
+                self._resumed_at = now
+            self._updated_at = now
+            is_resumed = now - self._resumed_at < WAIT
+            until = self._merge.known_until(now, self._judged_until, is_resumed=is_resumed)
+            if self._judged_until < until - (LATEST_AFTER_STOP if is_resumed else LATEST):
                 self._judged_until = until - SECOND
-            found = None
-            while self._judged_until + SECOND <= until:
+            seconds, found = int((until - self._judged_until) / SECOND), None
+            if seconds > 0:
+                self._judged_until = until - seconds * SECOND  # the last second ends with what is known
+            for _ in range(min(seconds, SECONDS_AT_ONCE)):
                 self._judged_until += SECOND
                 found = self._judge(self._judged_until)
             return found
@@ -102,7 +112,7 @@ class Analyzer(JudgedRuns):
         limited = self._count_limited(look)
         self._count_lost(look)
         self._accounts.update(look, {})
-        self._save_if_due(at)
+        self._save_if_due(self.now())
         return Diagnosis(look, self._lost, limited, [*self._accounts.gpu_seconds()], [*self._accounts.findings()])
 
     def _interrupt(self, at: float, joined: Joined) -> None:
@@ -123,7 +133,7 @@ class Analyzer(JudgedRuns):
 
     def _own_state(self) -> Mapping[str, Iterable[Sequence[Any]]]:
         readings: Collection[Run] = self.look.readings if self.look else ()
-        anchors = [[*run, dict(self._merge.anchors)] for run in readings]
+        anchors = [[*run, self._merge.anchors_of(run)] for run in readings]
         return {"anchors": anchors, "account": self._accounts.state()}
 
     def _restore_own(self, state: Mapping[str, Any]) -> None:

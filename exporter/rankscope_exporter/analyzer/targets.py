@@ -160,7 +160,7 @@ class Targets:
         try:
             self._known[source.text] = [*await source.find()]
             self._failing.discard(source.text)
-        except (RequestError, DocumentError, OSError) as error:  # a timeout is an OSError
+        except (RequestError, DocumentError, OSError, UnicodeError) as error:  # a timeout is an OSError
             if source.text not in self._failing:
                 logger.warning("cannot find targets source=%s error=%s", source.text, error or "timeout")
             self._failing.add(source.text)

@@ -68,8 +68,8 @@ class Judges:
         self._seen: dict[Run, float] = {}
         self._saved: dict[Run, tuple[Mapping[str, Any], float]] = {}
         """The saved state of runs that were not seen yet, and how old it was at the start."""
-        self._started: float | None = None
-        """The time of the first readings."""
+        self.started: float | None = None
+        """When the caller started. If it is not set, the time of the first readings."""
 
     def state(self, at: float, *, is_last: bool = False) -> list[Any]:
         """Return the state that a restart of the exporter needs, as JSON values."""
@@ -83,16 +83,16 @@ class Judges:
         if run not in self.judges:
             self.judges[run] = judge = RunJudge(run, self._thresholds)
             saved = self._saved.pop(run, None)
-            if saved and self._started is not None:
+            if saved and self.started is not None:
                 state, downtime = saved
                 with suppress(*UNREADABLE):  # without a readable state the run has no history
-                    judge.restore(state, self._started - downtime)
+                    judge.restore(state, self.started - downtime)
         return self.judges[run]
 
     def update(self, at: float, readings: Mapping[Run, Iterable[RankReading]], known_gpus: Iterable[str]) -> Judged:
         """Add the readings of one moment, by run. `known_gpus` are the UUIDs of the GPUs that are read."""
         gpus = frozenset(known_gpus)
-        self._started = at if self._started is None else self._started
+        self.started = at if self.started is None else self.started
         by_rank = {run: {one.rank: one for one in of_newest_start(ranks)} for run, ranks in readings.items()}
         not_judged = {run: reason for run, ranks in by_rank.items() if (reason := reason_not_judged(ranks, gpus))}
         not_judged |= self._beyond_limits(at, by_rank, [run for run in by_rank if run not in not_judged])
@@ -153,7 +153,7 @@ class Judges:
             for run in of_owner:
                 self.judges[run].limit_readings(min(1.0, share / total))
         self._owners = [owner for owner, runs in by_owner.items() if any(run in needed for run in runs)]
-        if self._started is not None and at - self._started > FORGET_AFTER:
+        if self.started is not None and at - self.started > FORGET_AFTER:
             self._saved = {}
 
 

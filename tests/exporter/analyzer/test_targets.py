@@ -140,6 +140,24 @@ def test_a_target_that_does_not_answer_in_time_is_an_error() -> None:
             asyncio.run(get(target, "/", {}, 0.05))
 
 
+def test_an_answer_that_changes_the_protocol_is_an_error() -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "h2c"}
+    with answering(b"", 101, **upgrade) as (address, _), pytest.raises(RequestError, match="not HTTP"):
+        ask(address)
+
+
+def test_a_text_that_is_no_host_name_is_an_error() -> None:
+    with pytest.raises(RequestError, match="not a host name"):
+        ask("a..b")
+
+
+def test_a_source_with_a_text_that_is_no_host_name_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert [one.name for one in find("dns:a..b:1", "node-a:1")] == ["http://node-a:1"]
+    assert caplog.text.count("cannot find targets") == 1
+
+
 INVALID = {
     "empty": b"{}",
     "deep": b"[" * 100_000,
