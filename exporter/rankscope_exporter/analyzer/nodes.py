@@ -6,6 +6,7 @@ of the nodes do not matter. A process keeps the start that it was first given, s
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from rankscope_exporter.node_facts.wire import Answer, Gpus, Moment, SentRank, s
 from rankscope_exporter.ranks.reference_step import AnyStep
 
 KEPT_MOMENTS = 120
+LOCAL = re.compile(r"(localhost|127\.|::1|0\.0\.0\.0)")
 CLOCK_RESOLUTION = 1e-6
 """Seconds: no offset between two nodes is exact."""
 
@@ -44,14 +46,50 @@ class ClockOffset:
         return (self._high - self._low) / 2
 
 
+class Identity(NamedTuple):
+    """What the processes of a job have in common, as far as it is known. A text is empty if it is unknown."""
+
+    slurm_job: str
+    namespace: str
+    rendezvous: str
+    boot: str
+    """The node's boot if the rendezvous is an address of the node itself, such as `localhost`."""
+    training: str
+    """The number of the job among those of the node that have the run's name, if only that distinguishes them."""
+
+    @classmethod
+    def of(cls, sent: SentRank, boot: str) -> Identity:
+        """Return the identity of a rank's process on a node."""
+        training = "" if sent.rendezvous else str(sent.training)
+        return cls(sent.job, sent.namespace, sent.rendezvous, boot if is_local(sent.rendezvous) else "", training)
+
+    @property
+    def port(self) -> str:
+        """Return the rendezvous' port, which all nodes of a job have."""
+        return self.rendezvous.rpartition(":")[2]
+
+    @property
+    def address(self) -> str:
+        """Return the rendezvous, unless it is an address of the node itself."""
+        return "" if self.boot else self.rendezvous
+
+    def completed(self, other: Identity) -> Identity:
+        """Return this identity with the values of another one for those that are unknown."""
+        return Identity(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def is_local(rendezvous: str) -> bool:
+    """Return whether the rendezvous is an address by which a node names itself."""
+    return LOCAL.match(rendezvous) is not None
+
+
 class Found(NamedTuple):
     """A rank as its node has read it, with times by this process' clock."""
 
     run: Run
     process: Process
     reading: RankReading
-    job: str = ""
-    """The ID of its Slurm job."""
+    identity: Identity
 
 
 @dataclass
@@ -116,6 +154,7 @@ class Node:
             saved = None if one.last_checkpoint is None else one.last_checkpoint + ahead
             reading = replace(
                 one,
+                node=self.name,
                 at=one.at + ahead,
                 began=one.began + anchor,
                 ended=ended,
@@ -125,7 +164,7 @@ class Node:
                 clock_error=max(self.offset.error, CLOCK_RESOLUTION),
                 is_missing=False,
             )
-            yield Found(tuple(sent.run), self.process(sent), reading, sent.job)
+            yield Found(tuple(sent.run), self.process(sent), reading, Identity.of(sent, self.boot))
 
     @property
     def gpus(self) -> Gpus:

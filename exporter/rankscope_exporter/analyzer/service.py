@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -136,11 +136,16 @@ class Analyzer(JudgedRuns):
                 yield replace(verdict, new_gpu_seconds={})
 
     def _own_state(self) -> Mapping[str, Iterable[Sequence[Any]]]:
-        readings: Collection[Run] = self.look.readings if self.look else ()
-        return {"anchors": [[*run, dict(self._merge.anchors)] for run in readings]}
+        return {
+            "anchors": [[*run, anchors] for run, anchors in self._merge.boots().items()],
+            "jobs": [[*run, known] for run, known in self._merge.jobs.state()],
+        }
 
     def _restore_own(self, state: Mapping[str, Any]) -> None:
-        self._merge.anchors.update({str(boot): float(offset) for boot, offset in state.get("anchors", {}).items()})
+        self._merge.jobs.restore(tuple(map(str, state["run"])), state.get("jobs", ()))
+        self._merge.restored_anchors.update(
+            {str(boot): float(offset) for boot, offset in state.get("anchors", {}).items()}
+        )
 
 
 def _without_comparison(verdict: Verdict) -> Verdict:

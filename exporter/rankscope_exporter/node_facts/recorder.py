@@ -22,12 +22,14 @@ from rankscope_exporter.node_facts.wire import (
     GPUS_LIMIT,
     MOMENTS_LIMIT,
     RANKS_LIMIT,
+    ROW_LIMIT,
     STEPS_LIMIT,
     VERSION,
     Answer,
     Moment,
     SentGpu,
     SentRank,
+    checked,
     row_of,
 )
 from rankscope_exporter.ranks.look import Look
@@ -123,13 +125,21 @@ class NodeFacts:
             # The times of another boot are of no use to other machines.
             if reading is None or rank.snapshot.info.get("boot_id", "") not in ("", boot_id()):
                 continue
+            try:
+                checked(reading)  # one forged record must not make the analyzer refuse all ranks of this node
+            except ValueError:
+                continue
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
             reader = self._readers[identity] = before.get(identity) or StepReader()
             reader.use(clock_of([rank.snapshot]))
+            gpu, info = look.gpus.get(rank.uuid), rank.snapshot.info
             yield SentRank.model_construct(
-                run=list(rank.run),
+                run=[str(info["run"]), *rank.run[1:]],
                 reading=reading,
-                job=str(rank.snapshot.info.get("slurm", {}).get("job_id", "")),
+                training=rank.training,
+                job=str(info.get("slurm", {}).get("job_id", "")),
+                namespace=gpu.namespace if gpu else "",
+                rendezvous=str(info.get("rendezvous", "")),
                 clock=reader.clock,
                 steps=_steps(rank, reader, reading.world_size),
             )
@@ -140,4 +150,5 @@ def _steps(rank: Rank, reader: StepReader, world_size: int) -> list[list[int]]:
     per_second = min(MOST_STEPS, max(LEAST_STEPS, STEPS_OF_ALL / max(world_size, 1)))
     level = level_of(rank.snapshot, 1.0 / per_second)
     chosen = [step for step in reader.new_steps(rank.snapshot) if is_sampled(step.number, level)]
-    return [row_of(step) for step in chosen[-STEPS_LIMIT:]]
+    rows = map(row_of, chosen[-STEPS_LIMIT:])
+    return [row for row in rows if min(row) >= 0 and max(row) <= ROW_LIMIT]
