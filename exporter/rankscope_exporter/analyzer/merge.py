@@ -65,13 +65,16 @@ class Merge:
         self._log_after = -inf
         self.jobs = Jobs()
 
-    def take(self, target: str, answer: Answer, sent: float, received: float) -> None:
-        """Add the answer of a target. The times are those of the request and the answer by this process' clock."""
+    def take(self, target: str, answer: Answer, sent: float, received: float, size: int = 0) -> None:
+        """Add the answer of a target, of `size` bytes.
+
+        The times are those of the request and the answer by this process' clock.
+        """
         node = self.nodes.get(target)
         if node is None or node.boot != answer.boot:
             node = self.nodes[target] = Node(answer.node, answer.boot)
         node.name = self._name(target, answer, received)
-        node.take(answer, sent, received)
+        node.take(answer, sent, received, size)
         self.anchors.setdefault(node.boot, self.restored_anchors.get(node.boot, node.offset.seconds))
 
     def _name(self, target: str, answer: Answer, now: float) -> str:

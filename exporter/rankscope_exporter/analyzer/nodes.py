@@ -17,7 +17,8 @@ from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.node_facts.wire import Answer, Gpus, Moment, SentRank, step_of
 from rankscope_exporter.ranks.reference_step import AnyStep
 
-KEPT_MOMENTS = 120
+KEPT_MOMENTS, KEPT_BYTES = 120, 8 * 2**20
+"""The most moments of a node that are not judged yet, and their bytes as JSON: they take about seven times as much."""
 LOCAL = re.compile(r"(localhost|127\.|::1|0\.0\.0\.0)")
 CLOCK_RESOLUTION = 1e-6
 """Seconds: no offset between two nodes is exact."""
@@ -79,7 +80,7 @@ class Identity(NamedTuple):
 
 
 def is_local(rendezvous: str) -> bool:
-    """Return whether the rendezvous is an address by which a node names itself."""
+    """Return whether the rendezvous is an address by which each node names itself."""
     return LOCAL.match(rendezvous) is not None
 
 
@@ -101,10 +102,12 @@ class Node:
     offset: ClockOffset = field(default_factory=ClockOffset)
     current: Moment | None = None
     """The last moment that was judged."""
-    _moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=KEPT_MOMENTS))
+    _moments: deque[Moment] = field(default_factory=deque)
+    _sizes: deque[float] = field(default_factory=deque)
+    """The bytes of each of them."""
 
-    def take(self, answer: Answer, sent: float, received: float) -> None:
-        """Add an answer."""
+    def take(self, answer: Answer, sent: float, received: float, size: int = 0) -> None:
+        """Add an answer of `size` bytes. Drop the oldest moments if there are too many."""
         self.offset.add(answer.now, sent, received)
         newest = self.cursor
         for moment in answer.moments:
@@ -112,6 +115,10 @@ class Node:
             if (newest is None or moment.at > newest) and moment.at <= answer.now:
                 newest = moment.at
                 self._moments.append(moment)
+                self._sizes.append(size / len(answer.moments))
+        while len(self._moments) > KEPT_MOMENTS or sum(self._sizes) > KEPT_BYTES:
+            self._moments.popleft()
+            self._sizes.popleft()
 
     @property
     def cursor(self) -> float | None:
@@ -138,6 +145,7 @@ class Node:
         """Go on to the last moment at or before that time. Yield the steps of all moments up to it."""
         while self._moments and self._moments[0].at + self.offset.seconds <= until:
             self.current = self._moments.popleft()
+            self._sizes.popleft()
             for sent in self.current.ranks:
                 yield self.process(sent), sent.clock, [step_of(row, sent.clock) for row in sent.steps if sent.clock]
 

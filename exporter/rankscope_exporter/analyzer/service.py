@@ -73,10 +73,10 @@ class Analyzer(JudgedRuns):
             node = self._merge.nodes.get(target)
             return node is not None and node.has_ranks
 
-    def take(self, target: str, answer: Answer, sent: float, received: float) -> None:
-        """Add the answer of a target."""
+    def take(self, target: str, answer: Answer, sent: float, received: float, size: int = 0) -> None:
+        """Add the answer of a target, of `size` bytes."""
         with self._lock:
-            self._merge.take(target, answer, sent, received)
+            self._merge.take(target, answer, sent, received, size)
 
     def update(self, now: float | None = None) -> Diagnosis | None:
         """Judge each second that is known and not judged yet. Return the last result; None if there is no new one."""
