@@ -91,7 +91,7 @@ class AnalyzedJob:
         for number in {*range(len(self.facts))} - self.silent:
             target, ahead = f"node-{number}", self.ahead[number]
             cursor = self.analyzer.cursor(target)
-            body = self.facts[number].answer(None if cursor is None else cursor - ahead, at, is_packed=False)
+            body = b"".join(self.facts[number].answer(None if cursor is None else cursor - ahead, at, is_packed=False))
             self.analyzer.take(target, shifted(Answer.model_validate_json(body), ahead), at, at)
         if found := self.analyzer.update(at):
             self.diagnosis = found

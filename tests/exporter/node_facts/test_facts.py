@@ -28,7 +28,7 @@ from rankscope_exporter.web.app import create_app
 
 
 def answer(facts: NodeFacts, after: float | None = None) -> Answer:
-    return Answer.model_validate_json(facts.answer(after, 0.0, is_packed=False))
+    return Answer.model_validate_json(b"".join(facts.answer(after, 0.0, is_packed=False)))
 
 
 def test_readings_are_sent_as_they_are(tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_a_cursor_that_is_no_number_is_refused(client: TestClient, cursor: str) 
 
 def test_a_compressed_answer_has_the_same_content(tmp_path: Path) -> None:
     facts = AnalyzedJob(tmp_path).train(5).facts[0]
-    plain: Any = json.loads(facts.answer(0.0, 1.0, is_packed=False))
-    packed = facts.answer(0.0, 1.0, is_packed=True)
+    plain: Any = json.loads(b"".join(facts.answer(0.0, 1.0, is_packed=False)))
+    packed = b"".join(facts.answer(0.0, 1.0, is_packed=True))
     assert json.loads(unpack(packed)) == json.loads(gzip.decompress(packed)) == plain
 
 
@@ -168,7 +168,7 @@ def test_a_compressed_answer_has_the_same_content(tmp_path: Path) -> None:
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_forged_reading_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    made = json.loads(AnalyzedJob(tmp_path).train(2).facts[0].answer(None, 0.0, is_packed=False))
+    made = json.loads(b"".join(AnalyzedJob(tmp_path).train(2).facts[0].answer(None, 0.0, is_packed=False)))
     assert Answer.model_validate(made)
     made["moments"][0]["ranks"][0]["reading"] |= changes
     with pytest.raises(ValidationError):
