@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from rankscope_exporter.analyzer.service import Analyzer
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.node_facts.recorder import NodeFacts
 from rankscope_exporter.node_facts.wire import MICROSECONDS, Answer, Moment, SentRank
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
@@ -39,15 +40,17 @@ class AnalyzedJob:
         ahead: Sequence[float] = (),
         state_dir: Path | None = None,
         start: float = 1000.0,
+        gpus: Callable[[float], Mapping[str, RankGpu]] = lambda _at: {},
+        first_node: int = 0,
         **labels: Any,
     ) -> None:
-        """Set by how many seconds each node's clocks are ahead of the job's."""
-        directories = [directory / f"node-{node}" for node in range(nodes)]
+        """Set by how many seconds each node's clocks are ahead of the job's, and the number of the first node."""
+        directories = [directory / f"node-{first_node + node}" for node in range(nodes)]
         for path in directories:
             path.mkdir(parents=True)
         labels = {"world_size": str(ranks), "group": f"0-{ranks - 1}", **labels}
         self.job = Job.on_nodes(directories, ranks, start, **labels)
-        self.nodes = [JudgedJob(path, job=self.job) for path in directories]
+        self.nodes = [JudgedJob(path, job=self.job, gpus=gpus) for path in directories]
         self.facts = [NodeFacts(path.name, boot=f"boot of {path.name}") for path in directories]
         for node, facts in zip(self.nodes, self.facts, strict=True):
             node.diagnosis.on_look = facts.record
@@ -126,7 +129,7 @@ class AnalyzedJob:
         cursor = self.analyzer.cursor(f"node-{number}")
         known = self._shown.setdefault(number, {})
         after = None if cursor is None else known.get(cursor, at)
-        answer = Answer.model_validate_json(self.facts[number].answer(after, at, is_packed=False))
+        answer = Answer.model_validate_json(b"".join(self.facts[number].answer(after, at, is_packed=False)))
         shown = on_clock(answer, self.clocks.get(number) or ahead(self.ahead[number]))
         known.update(zip((one.at for one in shown.moments), (one.at for one in answer.moments), strict=True))
         return shown

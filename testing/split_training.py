@@ -17,8 +17,18 @@ from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
-from rankscope_exporter.node_facts.recorder import LEAST_STEPS, MOST_STEPS, STEPS_OF_ALL, Part, joined, part
-from rankscope_exporter.node_facts.wire import VERSION, Answer, Moment, SentRank, row_of
+from rankscope_exporter.node_facts.recorder import (
+    LEAST_STEPS,
+    MOST_STEPS,
+    STEPS_OF_ALL,
+    Part,
+    begin,
+    checksum_of,
+    packed,
+    part,
+    separated,
+)
+from rankscope_exporter.node_facts.wire import Answer, Moment, SentRank, row_of
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
 from rankscope_exporter.ranks.reference_step import AnyStep
 from testing.readings import RUN, SLOW, STEP, Change, Training, drift, hang, spend
@@ -99,11 +109,8 @@ class SteppingTraining(Training):
 
 def answer_of(node: int, at: float, moments: Sequence[Part]) -> bytes:
     """Return a node's compressed answer with these moments."""
-    head = Answer.model_construct(version=VERSION, node=f"node-{node}", boot=f"boot-{node}", now=at, moments=[])
-    parts = [part(head.model_dump_json().encode().removesuffix(b"]}"))]
-    for index, moment in enumerate(moments):
-        parts += [part(b","), moment] if index else [moment]
-    return joined([*parts, part(b"]}")], is_packed=True)
+    parts = [begin(f"node-{node}", f"boot-{node}"), *separated(moments)]
+    return b"".join(packed(parts, checksum_of(parts), at))
 
 
 class SplitTrial:

@@ -73,6 +73,7 @@ def build_node(settings: Config, on_look: Callable[[Look], None] = lambda _: Non
         driver = Driver(uses_gpm=gpm.COLLECTOR.name in settings.collectors)
         sampler = Sampler(driver, gpus, watches_xids=XidCollector.name in settings.collectors)
         occupants.lacks, rank_gpus.sampler = sampler.lacks, sampler
+        rank_gpus.allocation = next((one for one in gpus if one.name == allocation.COLLECTOR.name), None)
         sampler.start()
         stack.callback(sampler.stop)
         reporter = Reporter(ranks.scan, lambda: diagnosis.look)

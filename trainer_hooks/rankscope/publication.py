@@ -39,6 +39,7 @@ OMITTABLE: dict[str, Any] = {
     "tracker_ids": {},
     "labels": {},
     "slurm": {},
+    "rendezvous": "",
 }
 """Entries that are omitted from an info that is too large, in this order, until it fits."""
 RANK_IDENTITY = ("rank", "world_size", "group")  # if one of these changes, the process is another rank
@@ -173,7 +174,9 @@ class Publication:
         process: dict[str, Any] = {"process_start": own_start(), "boot_id": boot_id()}
         if (clocks := own_clocks()) != MACHINE:
             process["clocks"] = clocks
-        own = {"labels": self._labels} if self._labels else {}
+        own: dict[str, Any] = {"labels": self._labels} if self._labels else {}
+        if rendezvous := identity.rendezvous():
+            own["rendezvous"] = rendezvous
         info = {**self._identity, **own, "slurm": identity.slurm_job(), **process, **self._details()}
         for name, empty in OMITTABLE.items():
             if len(encode_info(info)) <= layout.INFO_CAPACITY:

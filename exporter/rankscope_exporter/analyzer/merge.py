@@ -6,10 +6,12 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from rankscope_exporter.analyzer.alignment import NodesAlignment, Present, Process
-from rankscope_exporter.analyzer.nodes import Found, Node
+from rankscope_exporter.analyzer.jobs import Jobs, Record
+from rankscope_exporter.analyzer.nodes import Node
 from rankscope_exporter.diagnosis.judged import of_newest_start
 from rankscope_exporter.diagnosis.readings import UNKNOWN_NODE, AlignedCounters, RankReading, Run
 from rankscope_exporter.node_facts.wire import Answer, SentGpu
@@ -18,10 +20,12 @@ SILENT_AFTER = 10.0
 """Seconds without a moment after which a node's ranks are missing: five pulls."""
 WAIT = 6.0
 """The longest time for which the others wait for a node's moments."""
+LOG_INTERVAL = 60.0
+"""Seconds between two lines about ranks that live twice, whatever runs a node invents."""
 FORGET_AFTER, FORGET_RUN_AFTER = 86_400.0, 900.0
 """Seconds after which a node that does not answer is forgotten, and a run of which no node answers."""
-BOOTS_LIMIT = 32_768
-"""The most boots whose offsets are remembered: a target may invent one with each answer."""
+NAME_LIMIT = 120
+"""The most characters of a node's name before the address of its target."""
 WORLD_LIMIT = 4096
 """The largest world size of a run whose absent ranks are looked for."""
 
@@ -39,56 +43,6 @@ class Joined(NamedTuple):
     """The runs of which all living ranks are missing."""
 
 
-class _Record(NamedTuple):
-    """A rank as one target has sent it."""
-
-    found: Found
-    node: str
-    is_silent: bool
-
-    @property
-    def rank(self) -> int:
-        return self.found.reading.rank
-
-    @property
-    def is_living(self) -> bool:
-        return self.found.reading.ended is None and not self.is_silent
-
-    @property
-    def is_missing(self) -> bool:
-        return self.found.reading.ended is None and self.is_silent
-
-    def precedence(self, shown: Process | None) -> tuple[bool, bool, float]:
-        """Return the precedence among several records of a rank: living ones, the one shown before, then the oldest.
-
-        Of others, the youngest.
-        """
-        began = self.found.reading.began
-        return self.is_living, self.is_living and self.found.process == shown, -began if self.is_living else began
-
-
-class _Jobs:
-    """Names for runs of one name that are several Slurm jobs: the first one keeps the name."""
-
-    def __init__(self) -> None:
-        self._first: dict[Run, str] = {}
-
-    def name(self, records: Sequence[_Record]) -> Iterator[tuple[Run, _Record]]:
-        """Yield each record with the name of its run."""
-        jobs: dict[Run, dict[str, None]] = defaultdict(dict)
-        for one in sorted(records, key=lambda one: one.found.reading.began):
-            if one.is_living and one.found.job:
-                jobs[one.found.run][one.found.job] = None
-        self._first = {
-            run: first if (first := self._first.get(run, "")) in found else next(iter(found))
-            for run, found in jobs.items()
-        }
-        for one in records:
-            run, job = one.found.run, one.found.job
-            is_other = len(jobs[run]) > 1 and job not in ("", self._first[run])
-            yield ((f"{run[0]} (job {job})", *run[1:]) if is_other else run), one
-
-
 class Merge:
     """The state of all nodes. Not thread-safe."""
 
@@ -96,30 +50,41 @@ class Merge:
         self.nodes: dict[str, Node] = {}
         """By target."""
         self.anchors: dict[str, float] = {}
-        """The offset for the starts of processes, by boot, the last that answered last. It never changes."""
+        """The offset for the starts of processes, by boot. It does not change while the node is known."""
+        self.restored_anchors: dict[str, float] = {}
+        self._named: dict[str, str] = {}
+        """The target that has a node's name. One on another node cannot take it."""
         self._alignment = NodesAlignment()
         self._sources: dict[Process, str] = {}
         """The target whose steps of a process count."""
         self._shown: dict[tuple[Run, int], Process] = {}
         self._first_seen: dict[Run, float] = {}
         self._logged: set[Run] = set()
-        self._jobs = _Jobs()
+        self._log_after = -inf
+        self.jobs = Jobs()
 
-    def take(self, target: str, answer: Answer, sent: float, received: float) -> None:
-        """Add the answer of a target. The times are those of the request and the answer by this process' clock."""
+    def take(self, target: str, answer: Answer, sent: float, received: float, size: int = 0) -> None:
+        """Add the answer of a target, of `size` bytes.
+
+        The times are those of the request and the answer by this process' clock.
+        """
         node = self.nodes.get(target)
         if node is None or node.boot != answer.boot:
             node = self.nodes[target] = Node(answer.node, answer.boot)
-        node.name = answer.node
-        node.take(answer, sent, received)
-        self.anchors[node.boot] = self.anchors.pop(node.boot, node.offset.seconds)
-        if len(self.anchors) > BOOTS_LIMIT:
-            del self.anchors[next(iter(self.anchors))]
+        node.name = self._name(target, answer, received)
+        node.take(answer, sent, received, size)
+        self.anchors.setdefault(node.boot, self.restored_anchors.get(node.boot, node.offset.seconds))
 
-    def anchors_of(self, run: Run) -> Mapping[str, float]:
-        """Return the offsets for the starts of a run's processes, by boot."""
-        boots = {process.boot for (shown, _), process in self._shown.items() if shown == run}
-        return {boot: self.anchors[boot] for boot in boots if boot in self.anchors}
+    def _name(self, target: str, answer: Answer, now: float) -> str:
+        """Return the node's name, with the target if one on another node has that name and is not long silent."""
+        name = answer.node
+        owner = self._named.get(name, target)
+        known = self.nodes.get(owner) if owner != target else None
+        if known and now - known.known_until <= FORGET_RUN_AFTER:
+            is_same_node = known.boot == answer.boot != ""
+            return name if is_same_node else f"{name[:NAME_LIMIT]} ({target.partition('//')[2]})"
+        self._named = {named: one for named, one in self._named.items() if one != target} | {name: target}
+        return name
 
     def known_until(self, now: float, judged_until: float, *, is_resumed: bool) -> float:
         """Return the time until which all nodes with ranks are known.
@@ -142,7 +107,10 @@ class Merge:
                 if source == target:
                     self._alignment.add(process, clock, steps)
         self.nodes = {target: node for target, node in self.nodes.items() if at - node.known_until < FORGET_AFTER}
-        gpus = {uuid: gpu for node in self.nodes.values() for uuid, gpu in node.gpus.items()}
+        boots = {node.boot for node in self.nodes.values()}
+        self.anchors = {boot: offset for boot, offset in self.anchors.items() if boot in boots}
+        self._named = {name: target for name, target in self._named.items() if target in self.nodes}
+        gpus = {(node.boot, uuid): gpu for node in self.nodes.values() for uuid, gpu in node.gpus.items()}
         runs, silent = self._ranks(at)
         self._first_seen = {run: self._first_seen.get(run, at) for run in runs}
         missing = {run: names for run in runs if (names := self._missing(at, run, runs[run], silent[run]))}
@@ -154,25 +122,25 @@ class Merge:
         for run, ranks in runs.items():
             found = [_complete(one, aligned.get(one.process), gpus) for one in ranks]
             readings[run] = [*found, *(_absent(found) if UNKNOWN_NODE in missing.get(run, ()) else ())]
-        known = {one.uuid for ranks in readings.values() for one in ranks if one.gpu} | gpus.keys()
+        known = {one.uuid for ranks in readings.values() for one in ranks if one.gpu}
         lost = {run for run, ranks in readings.items() if all(one.is_missing for one in ranks)}
         return Joined(readings, frozenset(known), missing, frozenset(lost))
 
     def _ranks(self, at: float) -> tuple[dict[Run, list[Present]], Mapping[Run, set[str]]]:
         """Return each rank once, and the names of the silent nodes of each run."""
-        records: list[_Record] = []
-        for node in self.nodes.values():
+        records: list[Record] = []
+        for target, node in self.nodes.items():
             is_silent = at - node.seen > SILENT_AFTER
-            records += [_Record(one, node.name, is_silent) for one in node.ranks(self._anchor(node))]
-        found: dict[tuple[Run, int], list[_Record]] = defaultdict(list)
-        for run, record in self._jobs.name(records):
+            records += [Record(one, target, node.name, is_silent) for one in node.ranks(self.anchors[node.boot])]
+        found: dict[tuple[Run, int], list[Record]] = defaultdict(list)
+        for run, record in self.jobs.name(at, records):
             found[run, record.rank].append(record)
         runs: dict[Run, list[Present]] = defaultdict(list)
         silent: dict[Run, set[str]] = defaultdict(set)
         shown, self._shown = self._shown, {}
         for (run, rank), rivals in found.items():
-            record = max(rivals, key=lambda one: one.precedence(shown.get((run, rank))))
-            self._log_rivals(run, record, rivals)
+            record = max(rivals, key=lambda one: self._precedence(one, shown.get((run, rank))))
+            self._log_rivals(at, run, record, rivals)
             if record.is_missing:
                 silent[run].add(record.node)
             reading = replace(record.found.reading, is_missing=record.is_missing)
@@ -182,13 +150,28 @@ class Merge:
         kept = {run: _of_newest_start(ranks) for run, ranks in runs.items() if not _is_forgotten(at, ranks)}
         return kept, silent
 
-    def _anchor(self, node: Node) -> float:
-        return self.anchors.get(node.boot, node.offset.seconds)
+    def _precedence(self, one: Record, shown: Process | None) -> tuple[bool, bool, float, bool]:
+        """Return the precedence among several records of a rank: living ones, the one shown before, then the oldest.
 
-    def _log_rivals(self, run: Run, shown: _Record, rivals: Iterable[_Record]) -> None:
+        Of others, the youngest. Of several of one process, the one of the target whose steps count.
+        """
+        process, began = one.found.process, one.found.reading.began
+        is_source = self._sources.get(process) == one.target
+        return one.is_living, one.is_living and process == shown, -began if one.is_living else began, is_source
+
+    def boots(self) -> Mapping[Run, Mapping[str, float]]:
+        """Return the anchors of the nodes of each run."""
+        found: dict[Run, dict[str, float]] = defaultdict(dict)
+        for (run, _), process in self._shown.items():
+            found[run][process.boot] = self.anchors[process.boot]
+        return found
+
+    def _log_rivals(self, at: float, run: Run, shown: Record, rivals: Iterable[Record]) -> None:
         living = {one.found.process for one in rivals if one.is_living}
-        if run not in self._logged and len(living - {shown.found.process}):
+        is_due = run not in self._logged and at >= self._log_after
+        if is_due and len(living - {shown.found.process}):
             self._logged.add(run)
+            self._log_after = at + LOG_INTERVAL
             logger.warning(
                 "several processes are the same rank; the first one counts run=%s rank=%d node=%s",
                 run[0], shown.rank, shown.node,
@@ -228,10 +211,10 @@ def _absent(ranks: Sequence[RankReading]) -> Iterator[RankReading]:
             yield RankReading(rank, at, began, world_size=size, last_progress=began, is_missing=True)
 
 
-def _complete(one: Present, aligned: AlignedCounters | None, gpus: Mapping[str, SentGpu]) -> RankReading:
-    """Return the reading with the steps that were compared, and with its GPU if another exporter reads it."""
+def _complete(one: Present, aligned: AlignedCounters | None, gpus: Mapping[tuple[str, str], SentGpu]) -> RankReading:
+    """Return the reading with the steps that were compared, and its GPU if another exporter of its node reads it."""
     reading = one.reading
     counters = replace(reading.counters, aligned=aligned or AlignedCounters())
-    if reading.gpu is None and (gpu := gpus.get(reading.uuid)):
+    if reading.gpu is None and (gpu := gpus.get((one.process.boot, reading.uuid))):
         return replace(reading, gpu=gpu.reading, counters=replace(counters, gpu=gpu.counters))
     return replace(reading, counters=counters)

@@ -6,6 +6,7 @@ of the nodes do not matter. A process keeps the start that it was first given, s
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,9 @@ from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.node_facts.wire import Answer, Gpus, Moment, SentRank, step_of
 from rankscope_exporter.ranks.reference_step import AnyStep
 
-KEPT_MOMENTS = 120
+KEPT_MOMENTS, KEPT_BYTES = 120, 8 * 2**20
+"""The most moments of a node that are not judged yet, and their bytes as JSON: they take about seven times as much."""
+LOCAL = re.compile(r"(localhost|127\.|::1|0\.0\.0\.0)")
 CLOCK_RESOLUTION = 1e-6
 """Seconds: no offset between two nodes is exact."""
 
@@ -44,14 +47,50 @@ class ClockOffset:
         return (self._high - self._low) / 2
 
 
+class Identity(NamedTuple):
+    """What the processes of a job have in common, as far as it is known. A text is empty if it is unknown."""
+
+    slurm_job: str
+    namespace: str
+    rendezvous: str
+    boot: str
+    """The node's boot if the rendezvous is an address of the node itself, such as `localhost`."""
+    training: str
+    """The number of the job among those of the node that have the run's name, if only that distinguishes them."""
+
+    @classmethod
+    def of(cls, sent: SentRank, boot: str) -> Identity:
+        """Return the identity of a rank's process on a node."""
+        training = "" if sent.rendezvous else str(sent.training)
+        return cls(sent.job, sent.namespace, sent.rendezvous, boot if is_local(sent.rendezvous) else "", training)
+
+    @property
+    def port(self) -> str:
+        """Return the rendezvous' port, which all nodes of a job have."""
+        return self.rendezvous.rpartition(":")[2]
+
+    @property
+    def address(self) -> str:
+        """Return the rendezvous, unless it is an address of the node itself."""
+        return "" if self.boot else self.rendezvous
+
+    def completed(self, other: Identity) -> Identity:
+        """Return this identity with the values of another one for those that are unknown."""
+        return Identity(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def is_local(rendezvous: str) -> bool:
+    """Return whether the rendezvous is an address by which each node names itself."""
+    return LOCAL.match(rendezvous) is not None
+
+
 class Found(NamedTuple):
     """A rank as its node has read it, with times by this process' clock."""
 
     run: Run
     process: Process
     reading: RankReading
-    job: str = ""
-    """The ID of its Slurm job."""
+    identity: Identity
 
 
 @dataclass
@@ -63,10 +102,12 @@ class Node:
     offset: ClockOffset = field(default_factory=ClockOffset)
     current: Moment | None = None
     """The last moment that was judged."""
-    _moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=KEPT_MOMENTS))
+    _moments: deque[Moment] = field(default_factory=deque)
+    _sizes: deque[float] = field(default_factory=deque)
+    """The bytes of each of them."""
 
-    def take(self, answer: Answer, sent: float, received: float) -> None:
-        """Add an answer."""
+    def take(self, answer: Answer, sent: float, received: float, size: int = 0) -> None:
+        """Add an answer of `size` bytes. Drop the oldest moments if there are too many."""
         self.offset.add(answer.now, sent, received)
         newest = self.cursor
         for moment in answer.moments:
@@ -74,6 +115,10 @@ class Node:
             if (newest is None or moment.at > newest) and moment.at <= answer.now:
                 newest = moment.at
                 self._moments.append(moment)
+                self._sizes.append(size / len(answer.moments))
+        while len(self._moments) > KEPT_MOMENTS or sum(self._sizes) > KEPT_BYTES:
+            self._moments.popleft()
+            self._sizes.popleft()
 
     @property
     def cursor(self) -> float | None:
@@ -100,6 +145,7 @@ class Node:
         """Go on to the last moment at or before that time. Yield the steps of all moments up to it."""
         while self._moments and self._moments[0].at + self.offset.seconds <= until:
             self.current = self._moments.popleft()
+            self._sizes.popleft()
             for sent in self.current.ranks:
                 yield self.process(sent), sent.clock, [step_of(row, sent.clock) for row in sent.steps if sent.clock]
 
@@ -116,6 +162,7 @@ class Node:
             saved = None if one.last_checkpoint is None else one.last_checkpoint + ahead
             reading = replace(
                 one,
+                node=self.name,
                 at=one.at + ahead,
                 began=one.began + anchor,
                 ended=ended,
@@ -125,7 +172,7 @@ class Node:
                 clock_error=max(self.offset.error, CLOCK_RESOLUTION),
                 is_missing=False,
             )
-            yield Found(tuple(sent.run), self.process(sent), reading, sent.job)
+            yield Found(tuple(sent.run), self.process(sent), reading, Identity.of(sent, self.boot))
 
     @property
     def gpus(self) -> Gpus:

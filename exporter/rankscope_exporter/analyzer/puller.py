@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 
@@ -32,6 +33,12 @@ DISCOVERY_INTERVAL = 10.0
 REASON_LIMIT = 100
 """The most characters of each part of a validation error."""
 FACTS = "/api/v1/facts"
+FACTS_LIMIT = 6 * 2**20
+"""The most bytes of an answer: an exporter keeps 4 MiB."""
+CATCH_UP = 8
+"""The most answers in a row without a pause: an exporter keeps 90 moments."""
+READ_SHARE = 0.1
+"""The largest share of this thread's time for the answers of one target. The largest answer takes 0.3 s."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +107,16 @@ class Puller:
 
     async def _ask_forever(self, target: Target, begin: float) -> None:
         await asyncio.sleep(begin)
-        pause = INTERVAL
+        pause, in_a_row = INTERVAL, 0
         while True:
             try:
                 async with self._slots_of(target):
-                    has_more = await self._ask(target)
+                    has_more, spent = await self._ask(target)
                 if self.failures.get(target):
                     logger.info("target answers again target=%s", target.name)
-                self.failures[target], pause = "", 0.0 if has_more else self._pause(target)
+                in_a_row = in_a_row + 1 if has_more else 0
+                pause = 0.0 if 0 < in_a_row < CATCH_UP else self._pause(target)
+                self.failures[target], pause = "", max(pause, spent / READ_SHARE)
             except RequestError as error:
                 if not self.failures.get(target):
                     logger.warning("target does not answer target=%s reason=%s", target.name, error)
@@ -128,19 +137,23 @@ class Puller:
             return INTERVAL - self._loop.time() % INTERVAL
         return max(IDLE_INTERVAL, len(self._tasks) / IDLE_RATE)
 
-    async def _ask(self, target: Target) -> bool:
-        """Ask a target for what it has not sent yet. Return whether it has more. Raise RequestError."""
+    async def _ask(self, target: Target) -> tuple[bool, float]:
+        """Ask a target for what it has not sent yet. Return whether it has more, and the seconds for its answer.
+
+        Raise RequestError.
+        """
         cursor = self._analyzer.cursor(target.name)
         path = FACTS if cursor is None else f"{FACTS}?after={cursor!r}"
         sent = self._analyzer.now()
         headers = {**self._own, **(self._credentials if target.is_configured else {})}
-        body = await get(target, path, headers, TIMEOUT, self._tls)
-        received = self._analyzer.now()
+        body = await get(target, path, headers, TIMEOUT, self._tls, FACTS_LIMIT)
+        received, began = self._analyzer.now(), time.thread_time()
         try:
             answer = Answer.model_validate_json(body)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))[:REASON_LIMIT]
             raise RequestError(f"invalid answer: {where} {first['msg'][:REASON_LIMIT]}") from error
-        self._analyzer.take(target.name, answer, sent, received)
-        return len(answer.moments) == MOMENTS_LIMIT
+        self._analyzer.take(target.name, answer, sent, received, len(body))
+        has_more = len(answer.moments) == MOMENTS_LIMIT and self._analyzer.cursor(target.name) != cursor
+        return has_more, time.thread_time() - began

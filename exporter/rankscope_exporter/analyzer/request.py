@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import httptools
 
-PACKED_LIMIT, PLAIN_LIMIT = 4 * 2**20, 16 * 2**20
-"""The most bytes of an answer, as received and unpacked."""
+LIMIT = 16 * 2**20
+"""The most bytes of an answer, as received and unpacked, unless the caller expects fewer."""
 READ_BYTES = 64 * 1024
 HEADER_LIMIT = 32 * 1024
 GZIP = 31
@@ -45,7 +45,8 @@ class RequestError(Exception):
 class _Received:
     """Callbacks of httptools: the answer so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self.headers: dict[str, str] = {}
         self.body = bytearray()
         self.is_complete = False
@@ -55,7 +56,7 @@ class _Received:
 
     def on_body(self, data: bytes) -> None:
         self.body += data
-        if len(self.body) > PACKED_LIMIT:
+        if len(self.body) > self._limit:
             raise RequestError("too large")
 
     def on_message_complete(self) -> None:
@@ -63,23 +64,39 @@ class _Received:
 
 
 async def get(
-    target: Target, path: str, headers: Mapping[str, str], timeout: float, tls: ssl.SSLContext | None = None
+    target: Target,
+    path: str,
+    headers: Mapping[str, str],
+    timeout: float,
+    tls: ssl.SSLContext | None = None,
+    limit: int = LIMIT,
 ) -> bytes:
-    """Return the unpacked body of the page. Raise RequestError."""
+    """Return the unpacked body of the page, of at most `limit` bytes. Raise RequestError."""
     try:
         async with asyncio.timeout(timeout):
-            return await _get(target, path, headers, tls)
+            received = await _received(target, _request(target, path, headers), tls, limit)
     except TimeoutError as error:
         raise RequestError("timeout") from error
     except ssl.SSLError as error:
         raise RequestError(f"TLS: {error.reason or 'failed'}") from error
     except OSError as error:
         raise RequestError(error.strerror or "cannot connect") from error
-    except UnicodeError as error:
-        raise RequestError("not a host name") from error
+    except UnicodeError as error:  # no resolver is asked for such a name
+        raise RequestError("not a name") from error
+    is_packed = received.headers.get("content-encoding", "") == "gzip"
+    return unpack(bytes(received.body), limit) if is_packed else bytes(received.body)
 
 
-async def _get(target: Target, path: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> bytes:
+def _request(target: Target, path: str, headers: Mapping[str, str]) -> bytes:
+    named = target._replace(host=target.server_name or target.host)
+    host = named.name.partition("//")[2].partition("/")[0]
+    lines = [f"GET {target.path}{path} HTTP/1.1", f"Host: {host}", "Accept-Encoding: gzip", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join((*lines, "", "")).encode("latin-1")
+
+
+async def _received(target: Target, request: bytes, tls: ssl.SSLContext | None, limit: int) -> _Received:
+    """Return the answer with status 200. Raise RequestError, OSError or UnicodeError."""
     reader, writer = await asyncio.open_connection(
         target.host,
         target.port,
@@ -88,16 +105,12 @@ async def _get(target: Target, path: str, headers: Mapping[str, str], tls: ssl.S
         limit=READ_BYTES,
     )
     try:
-        named = target._replace(host=target.server_name or target.host)
-        host = named.name.partition("//")[2].partition("/")[0]
-        lines = [f"GET {target.path}{path} HTTP/1.1", f"Host: {host}", "Accept-Encoding: gzip", "Connection: close"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        writer.write("\r\n".join((*lines, "", "")).encode("latin-1"))
-        received = _Received()
+        writer.write(request)
+        received = _Received(limit)
         parser, size = httptools.HttpResponseParser(received), 0
         while not received.is_complete and (data := await reader.read(READ_BYTES)):
             size += len(data)
-            if size > PACKED_LIMIT + HEADER_LIMIT or (not received.body and size > HEADER_LIMIT + READ_BYTES):
+            if size > limit + HEADER_LIMIT or (not received.body and size > HEADER_LIMIT + READ_BYTES):
                 raise RequestError("too large")
             parser.feed_data(data)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -105,18 +118,17 @@ async def _get(target: Target, path: str, headers: Mapping[str, str], tls: ssl.S
             raise error.__context__ from None
         raise RequestError("not HTTP") from error
     finally:
-        writer.close()
+        writer.transport.abort()  # a close would wait for the server: 30 s with TLS
     if (status := parser.get_status_code()) != 200:
         raise RequestError(f"status {status}")
-    is_packed = received.headers.get("content-encoding", "") == "gzip"
-    return unpack(bytes(received.body)) if is_packed else bytes(received.body)
+    return received
 
 
-def unpack(packed: bytes) -> bytes:
-    """Return the content of a gzip file. Raise RequestError if it is too large or damaged."""
+def unpack(packed: bytes, limit: int = LIMIT) -> bytes:
+    """Return the content of a gzip file, of at most `limit` bytes. Raise RequestError if it is larger or damaged."""
     unpacking = zlib.decompressobj(GZIP)
     try:
-        plain = unpacking.decompress(packed, PLAIN_LIMIT)
+        plain = unpacking.decompress(packed, limit)
     except zlib.error as error:
         raise RequestError("damaged gzip") from error
     if unpacking.unconsumed_tail:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,10 +74,10 @@ class Analyzer(JudgedRuns):
             node = self._merge.nodes.get(target)
             return node is not None and node.has_ranks
 
-    def take(self, target: str, answer: Answer, sent: float, received: float) -> None:
-        """Add the answer of a target."""
+    def take(self, target: str, answer: Answer, sent: float, received: float, size: int = 0) -> None:
+        """Add the answer of a target, of `size` bytes."""
         with self._lock:
-            self._merge.take(target, answer, sent, received)
+            self._merge.take(target, answer, sent, received, size)
 
     def update(self, now: float | None = None) -> Diagnosis | None:
         """Judge each second that is known and not judged yet. Return the last result; None if there is no new one."""
@@ -132,14 +132,19 @@ class Analyzer(JudgedRuns):
                 yield replace(verdict, new_gpu_seconds={})
 
     def _own_state(self) -> Mapping[str, Iterable[Sequence[Any]]]:
-        readings: Collection[Run] = self.look.readings if self.look else ()
-        anchors = [[*run, self._merge.anchors_of(run)] for run in readings]
-        return {"anchors": anchors, "account": self._accounts.state()}
+        return {
+            "anchors": [[*run, anchors] for run, anchors in self._merge.boots().items()],
+            "jobs": [[*run, known] for run, known in self._merge.jobs.state()],
+            "account": self._accounts.state(),
+        }
 
     def _restore_own(self, state: Mapping[str, Any]) -> None:
         if "account" in state:
             self._accounts.restore(state["account"])
-        self._merge.anchors.update({str(boot): float(offset) for boot, offset in state.get("anchors", {}).items()})
+        self._merge.jobs.restore(tuple(map(str, state["run"])), state.get("jobs", ()))
+        self._merge.restored_anchors.update(
+            {str(boot): float(offset) for boot, offset in state.get("anchors", {}).items()}
+        )
 
 
 def _without_comparison(verdict: Verdict) -> Verdict:

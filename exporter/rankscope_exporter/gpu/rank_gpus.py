@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector
 from rankscope_exporter.gpu.collectors import clocks, load, memory, nvlink, pcie, power, processes
+from rankscope_exporter.gpu.collectors.allocation import Allocation
 from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.sampler import Sampler
 
@@ -26,6 +27,8 @@ class RankGpu(NamedTuple):
     memory: Memory | None = None
     pids: Collection[int] = ()
     """The processes on it, in the driver's pid namespace."""
+    namespace: str = ""
+    """The Kubernetes namespace of all pods that have it; empty if unknown, or of several."""
 
     def without(self, uuids: Mapping[int, str], own: str) -> GpuReading:
         """Return the reading without the processes whose GPU in `uuids` (by pid) is another one than `own`.
@@ -43,6 +46,8 @@ class RankGpus:
         """Initialize with the names of the enabled collectors."""
         self.sampler: Sampler | None = None
         """Assigned after construction; until then no GPU is known."""
+        self.allocation: GpuCollector[Allocation] | None = None
+        """The enabled collector of that name, assigned likewise; without it, no pod is known."""
         self._collectors = collectors
         self._clock_seconds: dict[str, tuple[float, float]] = {}
         self._first_seen: dict[str, float] = {}
@@ -54,6 +59,9 @@ class RankGpus:
             for gpu, value in self._read(one.COLLECTOR).items():
                 if value is not None:
                     found.setdefault(gpu, {})[one.COLLECTOR.name] = value
+        for gpu, held in (self._read(self.allocation) if self.allocation else {}).items():
+            if held and gpu in found:
+                found[gpu]["namespaces"] = {one.k8s_namespace for one in held.holders if one.source == "kubernetes"}
         return {gpu.uuid: self._gpu(gpu, values, at) for gpu, values in found.items()}
 
     def _read(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
@@ -82,6 +90,7 @@ class RankGpus:
             values["power"].joules if "power" in values else None,
             device,
             values.get("processes", ()),
+            *(values.get("namespaces", ()) if len(values.get("namespaces", ())) == 1 else ()),
         )
 
     def _idle(self, uuid: str, idle_for: float, at: float) -> float:

@@ -7,11 +7,14 @@ on this node is not sent.
 from __future__ import annotations
 
 import gzip
+import json
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +25,13 @@ from rankscope_exporter.node_facts.wire import (
     GPUS_LIMIT,
     MOMENTS_LIMIT,
     RANKS_LIMIT,
+    ROW_LIMIT,
     STEPS_LIMIT,
     VERSION,
-    Answer,
     Moment,
     SentGpu,
     SentRank,
+    checked,
     row_of,
 )
 from rankscope_exporter.ranks.look import Look
@@ -55,22 +59,56 @@ class Part(NamedTuple):
     packed: bytes
 
 
-def part(plain: bytes) -> Part:
+def part(content: bytes) -> Part:
     """Compress a part."""
     made = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return Part(plain, made.compress(plain) + made.flush(zlib.Z_FULL_FLUSH))
+    return Part(content, made.compress(content) + made.flush(zlib.Z_FULL_FLUSH))
 
 
-def joined(parts: Sequence[Part], *, is_packed: bool) -> bytes:
-    """Return the answer that consists of these parts, as a gzip file if `is_packed`."""
-    plain = b"".join(one.plain for one in parts)
-    if not is_packed:
-        return plain
-    end = struct.pack("<II", zlib.crc32(plain), len(plain) & 0xFFFFFFFF)
-    return b"".join((HEADER, *(one.packed for one in parts), LAST_BLOCK, end))
+class Checksum(NamedTuple):
+    """What the end of a gzip file has of its content."""
+
+    crc: int = 0
+    size: int = 0
+
+    def after(self, content: bytes) -> Checksum:
+        """Return the checksum of this content followed by another one."""
+        return Checksum(zlib.crc32(content, self.crc), (self.size + len(content)) & 0xFFFFFFFF)
 
 
-COMMA, END = part(b","), part(b"]}")
+COMMA = part(b",")
+
+
+def begin(node: str, boot: str) -> Part:
+    """Return the beginning of a node's answers."""
+    head = {"version": VERSION, "node": node, "boot": boot, "moments": []}
+    return part(json.dumps(head).encode().removesuffix(b"]}"))
+
+
+def separated(moments: Sequence[Part]) -> list[Part]:
+    """Return the moments with a comma between two of them."""
+    return [one for moment in moments for one in (COMMA, moment)][1:]
+
+
+def plain(parts: Sequence[Part], now: float) -> list[bytes]:
+    """Return an answer that was begun with these parts."""
+    return [*(one.plain for one in parts), _end(now)]
+
+
+def packed(parts: Sequence[Part], checksum: Checksum, now: float) -> list[bytes]:
+    """Return the same as a gzip file. The checksum is that of the parts."""
+    end = part(_end(now))
+    last = struct.pack("<II", *checksum.after(end.plain))
+    return [HEADER, *(one.packed for one in parts), end.packed, LAST_BLOCK, last]
+
+
+def checksum_of(parts: Iterable[Part]) -> Checksum:
+    """Return the checksum of these parts."""
+    return reduce(lambda before, one: before.after(one.plain), parts, Checksum())
+
+
+def _end(now: float) -> bytes:
+    return f'],"now":{now!r}}}'.encode()
 
 
 class NodeFacts:
@@ -78,7 +116,9 @@ class NodeFacts:
 
     def __init__(self, node: str, boot: str = "") -> None:
         """Set the node's name, and the ID of its boot instead of this machine's."""
-        self._node, self._boot = node, boot or boot_id()
+        self._head = begin(node, boot or boot_id())
+        self._checksums: dict[tuple[float, float], Checksum] = {}
+        """By the first and the last moment, of the answers since the last second."""
         self._readers: dict[tuple[Path, float], StepReader] = {}
         self._kept: deque[tuple[float, Part]] = deque(maxlen=KEPT_MOMENTS)
 
@@ -86,18 +126,24 @@ class NodeFacts:
         """Add one second."""
         moment = self._moment(look)
         self._kept.append((look.at, part(moment.model_dump_json(exclude_defaults=True).encode())))
+        self._checksums = {}
         while len(self._kept) > 1 and sum(len(one.plain) + len(one.packed) for _, one in self._kept) > KEPT_BYTES:
             self._kept.popleft()
 
-    def answer(self, after: float | None, now: float, *, is_packed: bool) -> bytes:
-        """Return the answer with the moments after the cursor; without one, with the newest moment."""
-        kept = list(self._kept)
+    def answer(self, after: float | None, now: float, *, is_packed: bool) -> list[bytes]:
+        """Return the answer with the moments after the cursor; without one, with the newest moment.
+
+        Its parts are shared by all answers: a client that does not read has no copy of them.
+        """
+        kept, checksums = list(self._kept), self._checksums
         found = kept[-1:] if after is None else [one for one in kept if one[0] > after][:MOMENTS_LIMIT]
-        head = Answer.model_construct(version=VERSION, node=self._node, boot=self._boot, now=now, moments=[])
-        parts = [part(head.model_dump_json().encode().removesuffix(b"]}"))]
-        for number, (_, moment) in enumerate(found):
-            parts += [COMMA, moment] if number else [moment]
-        return joined([*parts, END], is_packed=is_packed)
+        parts = [self._head, *separated([moment for _, moment in found])]
+        if not is_packed:
+            return plain(parts, now)
+        key = (found[0][0], found[-1][0]) if found else (inf, inf)
+        if key not in checksums:
+            checksums[key] = checksum_of(parts)
+        return packed(parts, checksums[key], now)
 
     def _moment(self, look: Look) -> Moment:
         sent = {run for run, reason in look.judged.not_judged.items() if reason in FOR_OTHERS}
@@ -123,13 +169,21 @@ class NodeFacts:
             # The times of another boot are of no use to other machines.
             if reading is None or rank.snapshot.info.get("boot_id", "") not in ("", boot_id()):
                 continue
+            try:
+                checked(reading)  # one forged record must not make the analyzer refuse all ranks of this node
+            except ValueError:
+                continue
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
             reader = self._readers[identity] = before.get(identity) or StepReader()
             reader.use(clock_of([rank.snapshot]))
+            gpu, info = look.gpus.get(rank.uuid), rank.snapshot.info
             yield SentRank.model_construct(
-                run=list(rank.run),
+                run=[str(info["run"]), *rank.run[1:]],
                 reading=reading,
-                job=str(rank.snapshot.info.get("slurm", {}).get("job_id", "")),
+                training=rank.training,
+                job=str(info.get("slurm", {}).get("job_id", "")),
+                namespace=gpu.namespace if gpu else "",
+                rendezvous=str(info.get("rendezvous", "")),
                 clock=reader.clock,
                 steps=_steps(rank, reader, reading.world_size),
             )
@@ -140,4 +194,5 @@ def _steps(rank: Rank, reader: StepReader, world_size: int) -> list[list[int]]:
     per_second = min(MOST_STEPS, max(LEAST_STEPS, STEPS_OF_ALL / max(world_size, 1)))
     level = level_of(rank.snapshot, 1.0 / per_second)
     chosen = [step for step in reader.new_steps(rank.snapshot) if is_sampled(step.number, level)]
-    return [row_of(step) for step in chosen[-STEPS_LIMIT:]]
+    rows = map(row_of, chosen[-STEPS_LIMIT:])
+    return [row for row in rows if min(row) >= 0 and max(row) <= ROW_LIMIT]

@@ -5,12 +5,14 @@ Times are seconds of the node's CLOCK_MONOTONIC: only the analyzer converts them
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from rankscope.record.layout import PHASES
+from rankscope.record.numbers import LARGEST_NUMBER
 from rankscope.record.snapshot import DeviceStep, Step
 from rankscope.record.text import LABEL_LIMIT, is_label
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading, RankReading
@@ -26,25 +28,82 @@ RANKS_LIMIT, GPUS_LIMIT, MOMENTS_LIMIT, STEPS_LIMIT = 256, 64, 16, 128
 NAMES_LIMIT, NUMBER_LIMIT = 128, 2**31
 """The most names of one kind, such as phases, and the first number that no rank has."""
 MICROSECONDS = 1e6
+ROW_LIMIT = 2**53
+"""The largest number of a step."""
+TIME_LIMIT = 1e10
+"""Seconds: no clock is further from its start, and sums of such times stay exact to the microsecond."""
+OWNER = re.compile(r"[0-9]{0,20}")
+"""A uid, or nothing. It is part of a file's name in the state directory."""
 
-Text = Annotated[str, StringConstraints(max_length=RUN_LIMIT)]
+
+def _printable(text: str) -> str:
+    """Return a text that may be a label. Raise ValueError for another one."""
+    if not text.isprintable():
+        raise ValueError("not printable")
+    return text
+
+
+Text = Annotated[str, StringConstraints(max_length=RUN_LIMIT), AfterValidator(_printable)]
+Time = Annotated[float, Field(ge=-TIME_LIMIT, le=TIME_LIMIT)]
 Row = Annotated[
-    list[Annotated[int, Field(ge=0, le=2**53)]], Field(min_length=4 + len(PHASES), max_length=4 + len(PHASES))
+    list[Annotated[int, Field(ge=0, le=ROW_LIMIT)]], Field(min_length=4 + len(PHASES), max_length=4 + len(PHASES))
 ]
 """Number, collective sequence, end, length, and the seconds by phase."""
 
 
-def _checked(reading: RankReading) -> RankReading:
-    """Return a reading with texts that may be labels, and with few names. Raise ValueError for another one."""
-    named = reading.counters, reading.counters.collectives, reading.counters.aligned, reading
-    mappings = [getattr(one, name) for one in named for name in one.__slots__ if isinstance(getattr(one, name), dict)]
-    texts = [reading.group, reading.node, reading.uuid, reading.phase, reading.collective, reading.operation]
-    texts += [name for mapping in mappings for name in mapping]
-    if any(len(mapping) > NAMES_LIMIT for mapping in mappings) or not all(map(is_label, texts)):
-        raise ValueError("a text is no label, or there are too many")
+def checked(reading: RankReading) -> RankReading:
+    """Return a reading that is within the limits. Raise ValueError for another one."""
+    times = [reading.at, reading.began, reading.last_progress, reading.phase_since, reading.last_checkpoint or 0.0]
+    times += [reading.ended.at] if reading.ended else []
+    if max(map(abs, times)) > TIME_LIMIT:
+        raise ValueError("no clock shows that time")
     if not (0 <= reading.rank < NUMBER_LIMIT and 0 <= reading.world_size < NUMBER_LIMIT):
         raise ValueError("no rank has that number")
+    return _within_limits(reading)
+
+
+Reading = TypeVar("Reading", RankReading, GpuReading, GpuCounters)
+
+
+def _within_limits(reading: Reading) -> Reading:
+    """Return a reading with texts that may be labels, numbers that a record may have, and few names.
+
+    Raise ValueError for another one.
+    """
+    texts, numbers = _leaves(reading)
+    if not all(map(is_label, texts)):
+        raise ValueError("a text is no label")
+    if max(map(abs, numbers), default=0.0) > LARGEST_NUMBER:
+        raise ValueError("a number is too large")
     return reading
+
+
+def _leaves(reading: object) -> tuple[list[str], list[float]]:
+    """Return all texts and numbers of a reading. Raise ValueError if there are too many names of one kind."""
+    texts: list[str] = []
+    numbers: list[float] = []
+    rest: list[Any] = [reading]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, (float, int)):
+            numbers.append(value)
+        elif isinstance(value, str):
+            texts.append(value)
+        elif isinstance(value, (dict, tuple)):
+            if len(value) > NAMES_LIMIT:
+                raise ValueError("too many names of one kind")
+            rest += value
+            rest += value.values() if isinstance(value, dict) else ()
+        elif value is not None:
+            rest += [getattr(value, name) for name in value.__slots__]
+    return texts, numbers
+
+
+def _checked_run(run: list[str]) -> list[str]:
+    """Return a run's name, owner and perhaps number. Raise ValueError for another one."""
+    if not (run[0].strip() and all(OWNER.fullmatch(text) for text in run[1:])):
+        raise ValueError("no run has that name or owner")
+    return run
 
 
 class _Sent(BaseModel):
@@ -54,10 +113,16 @@ class _Sent(BaseModel):
 class SentRank(_Sent):
     """One rank at one moment, and its steps since the moment before."""
 
-    run: Annotated[list[Text], Field(min_length=2, max_length=3)]
-    reading: Annotated[RankReading, AfterValidator(_checked)]
+    run: Annotated[list[Text], Field(min_length=2, max_length=3), AfterValidator(_checked_run)]
+    reading: Annotated[RankReading, AfterValidator(checked)]
+    training: Annotated[int, Field(ge=1)] = 1
+    """Its number among the trainings of this node that have the run's name."""
     job: Text = ""
     """The ID of its Slurm job."""
+    namespace: Text = ""
+    """The Kubernetes namespace of the pod that has its GPU."""
+    rendezvous: Text = ""
+    """The address and port at which the ranks of its job meet, as its environment names them."""
     clock: Literal["host", "device"] | None = None
     """The clock that has measured the steps."""
     steps: Annotated[list[Row], Field(max_length=STEPS_LIMIT)] = []
@@ -66,14 +131,14 @@ class SentRank(_Sent):
 class SentGpu(_Sent):
     """A GPU that no rank of this node uses: a rank that another exporter reads may."""
 
-    reading: GpuReading
-    counters: GpuCounters = GpuCounters()
+    reading: Annotated[GpuReading, AfterValidator(_within_limits)]
+    counters: Annotated[GpuCounters, AfterValidator(_within_limits)] = GpuCounters()
 
 
 class Moment(_Sent):
     """One second of a node."""
 
-    at: float
+    at: Time
     ranks: Annotated[list[SentRank], Field(max_length=RANKS_LIMIT)] = []
     gpus: Annotated[dict[Text, SentGpu], Field(max_length=GPUS_LIMIT)] = {}
 
@@ -84,7 +149,7 @@ class Answer(_Sent):
     version: Literal[1]
     node: Text
     boot: Text
-    now: float
+    now: Time
     moments: Annotated[list[Moment], Field(max_length=MOMENTS_LIMIT)]
 
 

@@ -39,7 +39,7 @@ def check_info(snapshot: RankSnapshot) -> None:
         raise UnreadableRecordError("foreign", snapshot.path, "rank or pid is not a number")
     described = info.get("group_descriptions", ()), info.get("pairwise", ())
     chosen = (info.get(name, {}).values() for name in ("settings", "slurm", "tracker_ids"))
-    for text in chain(snapshot.groups, *described, *chosen):
+    for text in chain(snapshot.groups, *described, *chosen, [info.get("rendezvous", "")]):
         if not is_label(text):
             raise UnreadableRecordError("foreign", snapshot.path, f"a name is not printable text: {text[:20]!r}")
     is_known = bool(NUMBER.fullmatch(info["world_size"])) and not is_alone(info)

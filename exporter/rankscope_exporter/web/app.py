@@ -20,9 +20,16 @@ from rankscope_exporter.node_facts.wire import ANALYZER
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.runs import Reporter
-from rankscope_exporter.web.connections import Page
 from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
-from rankscope_exporter.web.pages import METRICS, Pages, SingleFlight, send_page, track_page, wait_for_turn
+from rankscope_exporter.web.pages import (
+    METRICS,
+    Pages,
+    SharedResponse,
+    SingleFlight,
+    send_body,
+    track_page,
+    wait_for_turn,
+)
 from rankscope_exporter.web.status_assets import POLICY
 from rankscope_exporter.web.status_page import link_below, render_status
 
@@ -69,7 +76,7 @@ class MetricsFirst:
         with track_page(page, scope):
             await wait_for_turn(scope)  # requests that waited for the same page are answered one after another
             await send({"type": "http.response.start", "status": 200, "headers": raw})
-            await send_page(page if scope["method"] == "GET" else Page(b""), scope, send)
+            await send_body((page.body,) if scope["method"] == "GET" else (), scope, send)
 
 
 def create_app(
@@ -124,5 +131,5 @@ def _add_facts(app: FastAPI, facts: NodeFacts, reporter: Reporter | None) -> Non
             reporter.analyzer.record_pull(analyzer)
         is_packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
         headers = {"Content-Encoding": "gzip"} if is_packed else {}
-        body = facts.answer(after, time.monotonic(), is_packed=is_packed)
-        return Response(body, media_type="application/json", headers={**headers, "Vary": "Accept-Encoding"})
+        parts = facts.answer(after, time.monotonic(), is_packed=is_packed)
+        return SharedResponse(parts, {**headers, "Vary": "Accept-Encoding"})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from anyio import to_thread
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rankscope_exporter.exposition.scrape import Form
@@ -133,15 +134,49 @@ def track_page(page: Page, scope: Scope) -> Iterator[None]:
             connection.end_sending()
 
 
-async def send_page(page: Page, scope: Scope, send: Send) -> None:
-    """Send a page's body in parts. The buffer of a client that does not read holds one part; the rest is shared."""
+async def send_body(parts: Iterable[bytes], scope: Scope, send: Send) -> None:
+    """Send a body in blocks. The buffer of a client that does not read holds one block; the rest is shared."""
     connection = _connection(scope)
-    for start in range(0, max(1, len(page.body)), limits.WRITE_BYTES):
-        end = start + limits.WRITE_BYTES
-        body = page.body[start:end]
-        await send({"type": "http.response.body", "body": body, "more_body": end < len(page.body)})
-        if connection and connection.is_lost:
+    blocks = _blocks(parts)
+    body = next(blocks, b"")
+    while True:
+        following = next(blocks, None)
+        await send({"type": "http.response.body", "body": body, "more_body": following is not None})
+        if following is None or (connection and connection.is_lost):
             return
+        body = following
+
+
+def _blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the parts in blocks of at most WRITE_BYTES."""
+    waiting: list[bytes] = []
+    size = 0
+    for one in parts:
+        for start in range(0, len(one), limits.WRITE_BYTES):
+            block = one[start : start + limits.WRITE_BYTES]
+            if size + len(block) > limits.WRITE_BYTES:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+            waiting.append(block)
+            size += len(block)
+    if waiting:
+        yield b"".join(waiting)
+
+
+class SharedResponse(Response):
+    """JSON in parts that other answers have, too. It is sent in turn, as `/metrics` is."""
+
+    def __init__(self, parts: Sequence[bytes], headers: Mapping[str, str]) -> None:
+        """Set the parts of the body, and more headers."""
+        size = str(sum(map(len, parts)))
+        super().__init__(media_type="application/json", headers={**headers, "Content-Length": size})
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's interface
+        """Send the response; to HEAD, without its body."""
+        await wait_for_turn(scope)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send_body(self._parts if scope["method"] == "GET" else (), scope, send)
 
 
 def _connection(scope: Scope) -> Any:

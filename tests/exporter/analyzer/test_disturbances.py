@@ -10,7 +10,7 @@ from testing.simulated_job import lagging
 
 from rankscope_exporter.analyzer import merge
 from rankscope_exporter.diagnosis.findings import Finding
-from rankscope_exporter.node_facts.wire import Answer
+from rankscope_exporter.node_facts.wire import Answer, Moment
 
 SLOW = lagging("forward", laggard=3)
 DAYS = 10 * 86_400.0
@@ -49,12 +49,12 @@ def suspended(seconds: float, since: float) -> Clock:
     return lambda at: at if at < since else max(since, at - seconds)
 
 
-@pytest.mark.parametrize("rate", [200e-6, -200e-6, 0.02])
-def test_a_clock_that_drifts_changes_no_finding(job: AnalyzedJob, tmp_path: Path, rate: float) -> None:
+@pytest.mark.parametrize(("rate", "within"), [(200e-6, 2.0), (-200e-6, 2.0), (0.02, 4.0)])
+def test_a_clock_that_drifts_changes_no_finding(job: AnalyzedJob, tmp_path: Path, rate: float, within: float) -> None:
     drifts = AnalyzedJob(tmp_path / "drifts")
     drifts.clocks[1] = drifting(rate, drifts.now)
     since = [slow_rank(one.train(60).train(20, SLOW)).since - one.now for one in (job, drifts)]
-    assert since[1] == pytest.approx(since[0], abs=2.0)
+    assert since[1] == pytest.approx(since[0], abs=within)
 
 
 def test_a_clock_that_has_stopped_for_a_while_is_no_restart(job: AnalyzedJob) -> None:
@@ -125,14 +125,14 @@ def test_a_slow_exporter_causes_no_false_finding(job: AnalyzedJob) -> None:
     slow_rank(job.train(60).train(40, SLOW))
 
 
-def test_the_boots_that_a_target_invents_are_bounded(job: AnalyzedJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "BOOTS_LIMIT", 50)
+def test_the_boots_that_a_target_invents_are_forgotten() -> None:
     joining = merge.Merge()
     for number in range(100):
-        joining.take("liar", Answer(version=1, node="liar", boot=f"boot {number}", now=0.0, moments=[]), 1.0, 1.0)
-        joining.take("honest", Answer(version=1, node="honest", boot="boot", now=0.0, moments=[]), 1.0, 1.0)
-    assert len(joining.anchors) == 50
-    assert joining.anchors["boot"] == 1.0
+        at, moments = float(number), [Moment(at=float(number))]
+        for name, boot in (("liar", f"boot {number}"), ("honest", "boot")):
+            joining.take(name, Answer(version=1, node=name, boot=boot, now=at, moments=moments), at + 1.0, at + 1.0)
+        joining.join(at + 1.0)
+    assert joining.anchors == {"boot 99": 1.0, "boot": 1.0}
 
 
 def test_the_state_of_a_run_has_the_clocks_of_its_own_nodes(tmp_path: Path, state_dir: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.collector import Gpu, Tick
-from rankscope_exporter.gpu.collectors import pcie
+from rankscope_exporter.gpu.collectors import allocation, pcie
+from rankscope_exporter.gpu.collectors.allocation import Allocation
 from rankscope_exporter.gpu.collectors.pcie import Pcie
 from rankscope_exporter.gpu.nvml.links import PcieLink
 from rankscope_exporter.gpu.rank_gpus import RankGpu, RankGpus
@@ -34,6 +37,10 @@ class SampledGpu:
             self._readings = {collector: read(self._device, tick) for collector, read in self._readers.items()}
             found = self._gpus(self._clock())
         return found[GPU.uuid]
+
+    def allocate(self, collector: Any) -> None:
+        """Read the holders with this collector."""
+        self._readers[collector], self._gpus.allocation = collector.reader(), collector
 
     def lose(self) -> RankGpu | None:
         """Return the GPU while no collector has a reading."""
@@ -111,3 +118,20 @@ def test_values_of_disabled_collectors_are_unknown(machine) -> None:
 
 def test_no_gpu_is_known_before_the_sampler_is_assigned() -> None:
     assert RankGpus(HELP)(0.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "expected"),
+    [([], ""), (["train"], "train"), (["train", "train"], "train"), (["train", "other"], "")],
+)
+def test_the_namespace_of_a_gpu_is_known_if_all_its_pods_have_the_same_one(
+    machine, namespaces: list[str], expected: str
+) -> None:
+    gpu = SampledGpu(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}"))
+    assert gpu.after(3).namespace == ""
+    holders = [Holder("kubernetes", k8s_namespace=one, k8s_pod="p") for one in namespaces]
+    watched = replace(
+        allocation.COLLECTOR, reader=lambda: lambda _device, _tick: Allocation([*holders, Holder("process")], "", {})
+    )
+    gpu.allocate(watched)
+    assert gpu.after(3).namespace == expected

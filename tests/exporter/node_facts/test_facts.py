@@ -16,15 +16,19 @@ from testing.judged_job import JudgedJob
 from testing.simulated_job import even
 from tests.exporter.web.test_api import READY
 
+from rankscope.record import layout
+from rankscope.record.reader import read_rank
 from rankscope_exporter.analyzer.request import unpack
+from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.exposition.scrape import Scrape
+from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.node_facts.recorder import KEPT_MOMENTS, MOST_STEPS, NodeFacts
 from rankscope_exporter.node_facts.wire import ANALYZER, MOMENTS_LIMIT, Answer, step_of
 from rankscope_exporter.web.app import create_app
 
 
 def answer(facts: NodeFacts, after: float | None = None) -> Answer:
-    return Answer.model_validate_json(facts.answer(after, 0.0, is_packed=False))
+    return Answer.model_validate_json(b"".join(facts.answer(after, 0.0, is_packed=False)))
 
 
 def test_readings_are_sent_as_they_are(tmp_path: Path) -> None:
@@ -34,6 +38,40 @@ def test_readings_are_sent_as_they_are(tmp_path: Path) -> None:
     expected = {one.rank: one for one in job.nodes[0].look.readings[run]}
     assert {sent.reading.rank: sent.reading for sent in moment.ranks} == expected
     assert {tuple(sent.run) for sent in moment.ranks} == {run}
+
+
+def test_what_distinguishes_jobs_of_one_name_is_sent_as_far_as_it_is_known(tmp_path: Path) -> None:
+    (moment,) = answer(AnalyzedJob(tmp_path / "old").train(2).facts[0]).moments
+    assert {(one.job, one.namespace, one.rendezvous, one.training) for one in moment.ranks} == {("", "", "", 1)}
+    gpus = {"GPU-1": RankGpu(GpuReading("0"), GpuCounters(), namespace="n")}
+    known = {"uuid": "GPU-1", "rendezvous": "a:1", "slurm": {"job_id": "7"}}
+    (moment,) = answer(AnalyzedJob(tmp_path / "new", gpus=lambda _at: gpus, **known).train(2).facts[0]).moments
+    assert {(one.job, one.namespace, one.rendezvous, one.training) for one in moment.ranks} == {("7", "n", "a:1", 1)}
+
+
+def forge(job: AnalyzedJob, rank: int, what: str) -> None:
+    """Write to a rank's record what no rank writes."""
+    writer = job.job.ranks[rank].writer
+    assert writer.path is not None
+    info = read_rank(writer.path).info
+    if what == "number":
+        writer.write_info({**info, "run": "other", "rank": "4000000000", "world_size": "4100000000"})
+    elif what == "start":
+        writer.slots[layout.INDEX["phase_since"]] = 1e50
+    elif what == "count":
+        writer.slots[layout.INDEX["samples"]] = 2.0**150
+    else:
+        for entry in writer.ring:
+            entry[1] += 1e20
+
+
+@pytest.mark.parametrize("what", ["number", "start", "count", "step"])
+def test_one_forged_record_does_not_make_the_answer_invalid(tmp_path: Path, what: str) -> None:
+    job = AnalyzedJob(tmp_path).train(5)
+    forge(job, 0, what)
+    job.poll(job.now + 1.0)
+    (moment,) = answer(job.facts[0]).moments
+    assert 1 in {one.reading.rank for one in moment.ranks}
 
 
 def test_a_run_that_is_whole_on_the_node_is_not_sent(run_dir: Path) -> None:
@@ -109,8 +147,8 @@ def test_a_cursor_that_is_no_number_is_refused(client: TestClient, cursor: str) 
 
 def test_a_compressed_answer_has_the_same_content(tmp_path: Path) -> None:
     facts = AnalyzedJob(tmp_path).train(5).facts[0]
-    plain: Any = json.loads(facts.answer(0.0, 1.0, is_packed=False))
-    packed = facts.answer(0.0, 1.0, is_packed=True)
+    plain: Any = json.loads(b"".join(facts.answer(0.0, 1.0, is_packed=False)))
+    packed = b"".join(facts.answer(0.0, 1.0, is_packed=True))
     assert json.loads(unpack(packed)) == json.loads(gzip.decompress(packed)) == plain
 
 
@@ -130,7 +168,7 @@ def test_a_compressed_answer_has_the_same_content(tmp_path: Path) -> None:
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_forged_reading_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    made = json.loads(AnalyzedJob(tmp_path).train(2).facts[0].answer(None, 0.0, is_packed=False))
+    made = json.loads(b"".join(AnalyzedJob(tmp_path).train(2).facts[0].answer(None, 0.0, is_packed=False)))
     assert Answer.model_validate(made)
     made["moments"][0]["ranks"][0]["reading"] |= changes
     with pytest.raises(ValidationError):

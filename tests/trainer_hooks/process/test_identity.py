@@ -126,6 +126,29 @@ def test_the_slurm_job_has_its_id_and_name_if_there_is_one(monkeypatch: pytest.M
     assert identity.slurm_job().items() >= more.items()
 
 
+@pytest.mark.parametrize(
+    ("address", "port", "rendezvous"),
+    [
+        (" 10.0.0.1 ", "29500", "10.0.0.1:29500"),
+        ("host\n", None, "host:"),
+        ("a\x1b[2Jb", "x" * 100, "a?[2Jb:" + "x" * 57),
+        (None, "29500", ""),
+        ("", "29500", ""),
+    ],
+)
+def test_the_rendezvous_is_what_the_environment_names_in_printable_text(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, port: str | None, rendezvous: str
+) -> None:
+    for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert identity.rendezvous() == ""
+    monkeypatch.setattr(identity, "has_peers", lambda: True)
+    assert identity.rendezvous() == rendezvous
+
+
 @pytest.mark.parametrize("blank", ["", " ", "\t\n", "\xa0"])
 def test_a_blank_name_is_ignored_in_every_variable(monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
     for variable in ("RANKSCOPE_RUN", "SLURM_JOB_ID", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID"):

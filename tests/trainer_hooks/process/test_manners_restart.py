@@ -24,7 +24,9 @@ def test_two_restarted_runs_on_a_node_have_only_the_records_of_their_own_last_at
     for job in jobs:
         _, errors = job.communicate()
         assert job.returncode == 0, errors
-    records = map(read_rank, run_dir.glob("*.rank"))
+    records = [*map(read_rank, run_dir.glob("*.rank"))]
     found = sorted((rank.info["run"], rank.info["rank"], rank["steps"], rank.exit_reason) for rank in records)
     (other,) = {run for run, *_ in found} - {"one"}
     assert found == sorted((run, rank, 4, "finished") for run in ("one", other) for rank in ("0", "1"))
+    meetings = {(rank.info["run"], rank.info["rendezvous"]) for rank in records}
+    assert len(meetings) == len({rendezvous for _, rendezvous in meetings} - {""}) == 2

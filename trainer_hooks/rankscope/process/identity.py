@@ -24,6 +24,7 @@ from rankscope.record.text import LABEL_LIMIT, NUMBER, replace_unprintable
 
 RUN_NAME_LIMIT = 128
 JOB_ID_LIMIT = 32
+RENDEZVOUS_LIMIT = 64
 SCRIPT_LIMIT = 96  # leaves space for the time after it
 FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch scripts, interactive shells and other steps without tasks of srun
 GPU_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,120}")
@@ -141,6 +142,15 @@ def slurm_job() -> dict[str, str]:
         return {}
     job = {name: os.environ.get(f"SLURM_JOB_{name.removeprefix('job_').upper()}", "") for name in layout.SLURM}
     return {name: replace_unprintable(text, LABEL_LIMIT) for name, text in job.items() if text}
+
+
+def rendezvous() -> str:
+    """Return the address and port at which the ranks meet, as the environment names them; empty without peers.
+
+    Nodes of one job may name them differently: the master's own may have `localhost`.
+    """
+    address, port = (os.environ.get(name, "").strip() for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return replace_unprintable(f"{address}:{port}", RENDEZVOUS_LIMIT) if address and has_peers() else ""
 
 
 def backend() -> str:

@@ -185,6 +185,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
         or not all(_are_texts(info.get(name, [])) for name in ("groups", "group_descriptions", "pairwise"))
         or not _are_texts_by(layout.SETTINGS, info.get("settings", {}))
         or not _are_texts_by(layout.SLURM, info.get("slurm", {}))
+        or not isinstance(info.get("rendezvous", ""), str)
         or not are_labels(info.get("labels", {}))
         or not all(_are_texts_by(layout.TRACKERS, info.get(name, {})) for name in ("tracker_ids", "tracker_urls"))
         or not all(url == "" or is_link(url) for url in info.get("tracker_urls", {}).values())
