@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import zlib
 from collections.abc import Mapping
+from http.client import responses
 from typing import NamedTuple
 
 import httptools
@@ -69,12 +71,21 @@ async def get(
     try:
         async with asyncio.timeout(timeout):
             return await _get(target, path, headers, tls)
-    except TimeoutError as error:
-        raise RequestError("timeout") from error
+    except ssl.SSLCertVerificationError as error:
+        raise RequestError(f"TLS: {error.verify_message.rstrip('.')}") from error
     except ssl.SSLError as error:
         raise RequestError(f"TLS: {error.reason or 'failed'}") from error
     except OSError as error:
-        raise RequestError(error.strerror or "cannot connect") from error
+        raise RequestError(error_text(error)) from error
+
+
+def error_text(error: OSError) -> str:
+    """Return what the system says. asyncio replaces the text of a refused connection by its address."""
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if error.errno and error.errno > 0:  # a failed look-up has a number of its own
+        return os.strerror(error.errno)
+    return error.strerror or "cannot connect"
 
 
 async def _get(target: Target, path: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> bytes:
@@ -104,8 +115,10 @@ async def _get(target: Target, path: str, headers: Mapping[str, str], tls: ssl.S
         raise RequestError("not HTTP") from error
     finally:
         writer.close()
-    if (status := parser.get_status_code()) != 200:
-        raise RequestError(f"status {status}")
+    if not (status := parser.get_status_code()):
+        raise RequestError("connection closed without an answer; if it uses TLS, write https://")
+    if status != 200:
+        raise RequestError(f"status {status} {responses.get(status, '')} at {target.path}{path.partition('?')[0]}")
     is_packed = received.headers.get("content-encoding", "") == "gzip"
     return unpack(bytes(received.body)) if is_packed else bytes(received.body)
 
