@@ -75,7 +75,20 @@ def build_node(settings: Config, on_look: Callable[[Look], None] = lambda _: Non
         occupants.lacks, rank_gpus.sampler = sampler.lacks, sampler
         sampler.start()
         stack.callback(sampler.stop)
-        yield Node(ranks, Reporter(ranks.scan, lambda: diagnosis.look), gpus, sampler, averages)
+        reporter = Reporter(ranks.scan, lambda: diagnosis.look)
+        if settings.analyzer_url:
+            stack.enter_context(_ask_analyzer(settings.analyzer_url, reporter))
+        yield Node(ranks, reporter, gpus, sampler, averages)
+
+
+def _ask_analyzer(url: str, reporter: Reporter) -> Worker:
+    """Return the thread that asks the analyzer what it finds in this node's runs, for the reporter."""
+    from rankscope.cli.explaining.prometheus import Prometheus
+    from rankscope_exporter.report.remote import ASK_INTERVAL, AnalyzedRuns
+
+    analyzed = AnalyzedRuns(Prometheus(url))
+    reporter.complete = analyzed.add_to
+    return Worker("analyzed", ASK_INTERVAL, analyzed.poll, "cannot ask the analyzer for its findings")
 
 
 def _resolve(users: UserNames) -> None:

@@ -11,17 +11,15 @@ from typing import NamedTuple
 from rankscope_exporter.analyzer.alignment import NodesAlignment, Present, Process
 from rankscope_exporter.analyzer.nodes import Found, Node
 from rankscope_exporter.diagnosis.judged import of_newest_start
-from rankscope_exporter.diagnosis.readings import AlignedCounters, RankReading, Run
+from rankscope_exporter.diagnosis.readings import UNKNOWN_NODE, AlignedCounters, RankReading, Run
 from rankscope_exporter.node_facts.wire import Answer, SentGpu
 
 SILENT_AFTER = 10.0
-"""Seconds without a moment after which a node's ranks are missing: three pulls."""
+"""Seconds without a moment after which a node's ranks are missing: five pulls."""
 WAIT = 6.0
 """The longest time for which the others wait for a node's moments."""
 FORGET_AFTER, FORGET_RUN_AFTER = 86_400.0, 900.0
 """Seconds after which a node that does not answer is forgotten, and a run of which no node answers."""
-UNKNOWN = "unknown"
-"""The name of a node that has never had an exporter."""
 WORLD_LIMIT = 4096
 """The largest world size of a run whose absent ranks are looked for."""
 
@@ -141,7 +139,7 @@ class Merge:
         readings: dict[Run, Sequence[RankReading]] = {}
         for run, ranks in runs.items():
             found = [_complete(one, aligned.get(one.process), gpus) for one in ranks]
-            readings[run] = [*found, *(_absent(found) if UNKNOWN in missing.get(run, ()) else ())]
+            readings[run] = [*found, *(_absent(found) if UNKNOWN_NODE in missing.get(run, ()) else ())]
         known = {one.uuid for ranks in readings.values() for one in ranks if one.gpu} | gpus.keys()
         lost = {run for run, ranks in readings.items() if all(one.is_missing for one in ranks)}
         return Joined(readings, frozenset(known), missing, frozenset(lost))
@@ -186,7 +184,7 @@ class Merge:
         """
         is_begun = at - self._first_seen[run] > SILENT_AFTER and any(one.reading.counters.steps for one in ranks)
         if is_begun and [*_absent([one.reading for one in ranks])]:
-            return sorted({*silent, UNKNOWN})
+            return sorted({*silent, UNKNOWN_NODE})
         return sorted(silent)
 
 

@@ -1,4 +1,4 @@
-"""The thread that asks all targets for their facts, each every three seconds, with its own event loop."""
+"""The thread that asks all targets for their facts, each every two seconds, with its own event loop."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rankscope_exporter.analyzer.service import Analyzer
 from rankscope_exporter.analyzer.targets import Targets
 from rankscope_exporter.node_facts.wire import ANALYZER, MOMENTS_LIMIT, Answer
 
-INTERVAL = 3.0
+INTERVAL = 2.0
 """Seconds between two requests to a target with ranks of runs that span nodes. All are asked at the same time, because
 a second is judged when all nodes have sent it."""
-IDLE_INTERVAL, IDLE_RATE = 9.0, 200.0
+IDLE_INTERVAL, IDLE_RATE = 10.0, 200.0
 """The same for other targets, and the most requests to them per second: the interval grows with their number."""
 LONGEST_PAUSE = 60.0
 """The longest pause after failures: each doubles it, except for a target whose ranks a run misses."""

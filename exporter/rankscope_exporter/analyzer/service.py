@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,8 @@ from rankscope_exporter.analyzer.merge import Joined, Merge
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import Judged, Judges, Limits
 from rankscope_exporter.diagnosis.readings import Run
-from rankscope_exporter.ledger.account import Account
-from rankscope_exporter.ledger.accounts import recent
-from rankscope_exporter.ledger.owner_files import OwnerFiles
+from rankscope_exporter.ledger.accounts import Accounts
+from rankscope_exporter.ledger.owner_files import ANALYZER_SCALE, OwnerFiles
 from rankscope_exporter.node_facts.wire import Answer
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
 from rankscope_exporter.ranks.judged_runs import Diagnosis, JudgedRuns
@@ -39,7 +38,7 @@ class Analyzer(JudgedRuns):
         By default, times are unix times that no change of the clock affects: a restart goes on with them.
         """
         settings = settings or FindingFlags()
-        files = OwnerFiles(settings.state_dir) if settings.state_dir else None
+        files = OwnerFiles(settings.state_dir, scale=ANALYZER_SCALE) if settings.state_dir else None
         super().__init__(Judges(settings.thresholds, str, time.thread_time, LIMITS), files)
         self._merge = Merge()
         began = time.time() - time.monotonic()
@@ -49,9 +48,7 @@ class Analyzer(JudgedRuns):
         self._interrupted: set[Run] = set()
         """The runs whose findings of losses have ended since then."""
         self._last: dict[Run, Verdict] = {}
-        self._accounts: dict[Run, Account] = {}
-        self._ended: dict[Run, list[dict[str, Any]]] = {}
-        """The findings that have ended in the last minutes."""
+        self._accounts = Accounts(files, absent_seconds=HOLD_SECONDS)
         self.missing: Mapping[Run, Sequence[str]] = {}
         """The runs of which ranks are missing, with the names of the nodes."""
         self._empty = Scan((), Counter())
@@ -104,20 +101,9 @@ class Analyzer(JudgedRuns):
         look = self.look = Look(at, unix, self._empty, joined.readings, judged, {}, {}, Moment(at, {}))
         limited = self._count_limited(look)
         self._count_lost(look)
+        self._accounts.update(look, {})
         self._save_if_due(at)
-        return Diagnosis(look, self._lost, limited, (), [*self._entries(look)])
-
-    def _entries(self, look: Look) -> Iterator[Mapping[str, Any]]:
-        """Yield the open findings with their largest and mean ratio, and those that have ended in the last minutes."""
-        verdicts = {verdict.run: verdict for verdict in look.judged.verdicts}
-        known = verdicts.keys() | look.readings.keys()
-        self._accounts = {run: self._accounts.get(run) or Account(run[0], run[1], "".join(run[2:])) for run in known}
-        for run, account in self._accounts.items():
-            ended = [*self._ended.get(run, ()), *account.find(verdicts.get(run), look)]
-            self._ended[run] = recent(ended, look.unix)
-            yield from self._ended[run]
-            yield from account.findings.values()
-        self._ended = {run: self._ended[run] for run in known}
+        return Diagnosis(look, self._lost, limited, [*self._accounts.gpu_seconds()], [*self._accounts.findings()])
 
     def _interrupt(self, at: float, joined: Joined) -> None:
         """End the findings about late ranks and transfer of runs that lack a node for a minute: they are unknown."""
@@ -137,9 +123,12 @@ class Analyzer(JudgedRuns):
 
     def _own_state(self) -> Mapping[str, Iterable[Sequence[Any]]]:
         readings: Collection[Run] = self.look.readings if self.look else ()
-        return {"anchors": [[*run, dict(self._merge.anchors)] for run in readings]}
+        anchors = [[*run, dict(self._merge.anchors)] for run in readings]
+        return {"anchors": anchors, "account": self._accounts.state()}
 
     def _restore_own(self, state: Mapping[str, Any]) -> None:
+        if "account" in state:
+            self._accounts.restore(state["account"])
         self._merge.anchors.update({str(boot): float(offset) for boot, offset in state.get("anchors", {}).items()})
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rankscope_exporter.flags import flag
+
+
+def _url(text: str) -> str:
+    """Return the URL of an HTTP server. Raise ArgumentTypeError."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError("not a URL such as http://HOST:10417")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +30,13 @@ class AnalyzerFlags:
         help="do not read this machine, but diagnose the runs that span the nodes of these exporters, separated by "
         "commas: HOST:PORT or URL, a file_sd file, dns:NAME:PORT for all addresses of a name, or "
         "prometheus+http://HOST:PORT for the targets of its jobs rankscope*; can be repeated",
+    )
+    analyzer_url: str | None = flag(
+        "--analyzer.url",
+        type=_url,
+        metavar="URL",
+        help="on a node: URL of the analyzer, with USER:PASSWORD@ if needed; the node's page and API then show what it "
+        "finds in their runs that span nodes",
     )
     analyze_ca: Path | None = flag(
         "--analyze.ca-file",

@@ -16,6 +16,8 @@ from rankscope_exporter.diagnosis.counters import increase
 from rankscope_exporter.diagnosis.ports import PortFault
 from rankscope_exporter.diagnosis.saved import Time
 
+UNKNOWN_NODE = "unknown"
+"""The name of a node that has never had an exporter."""
 READING_BYTES, NUMBER_BYTES = 2000, 60
 """About how much memory a reading takes without its numbers by name, and each of these."""
 

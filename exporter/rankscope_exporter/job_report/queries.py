@@ -25,6 +25,8 @@ MIN_STEP = 15
 """The least seconds between two samples of a sum over all runs."""
 GROUPS = {"user": "user", "account": "slurm_account", "partition": "slurm_partition"}
 """By group: the label of rankscope_gpu_allocation_info that names it."""
+ALMOST_ALL = 0.95
+"""The part of the exporters' GPU time that an analyzer which saw the whole run has counted at least."""
 RATIOS = "run:rankscope_lost:ratio{{{0}}} or on (run, owner, cause) rankscope_run_lost_ratio{{{0}}}"
 
 SECONDS_SINCE_START = (
@@ -163,18 +165,24 @@ def _add_details(connect: Connect, one: Job) -> Job:
 
 
 def _counted(later: Prometheus, where: str, seconds: float) -> Mapping[str, float]:
-    """Return the ranks' time by cause as the exporters count it. A node's exporter may have had several addresses."""
+    """Return the ranks' time by cause as the analyzer counts it, or else the exporters.
+
+    A node's exporter may have had several addresses. The analyzer's account, of all nodes, names none.
+    """
     accounts: dict[tuple[tuple[str, str], ...], dict[str, float]] = defaultdict(dict)
     for sample in later.query(f"last_over_time(rankscope_run_gpu_seconds{{{where}}}[{round(seconds)}s])", "cause"):
         cause = sample.labels.pop("cause")
         accounts[_key(sample)][cause] = sample.value
     # A node's newest account is the largest.
     ordered = sorted(accounts.items(), key=lambda item: sum(item[1].values()))
+    of_nodes = {dict(labels).get("node", ""): account for labels, account in ordered}
+    of_run = of_nodes.pop("", {})
     causes: dict[str, float] = defaultdict(float)
-    for account in {dict(labels).get("node", ""): account for labels, account in ordered}.values():
+    for account in of_nodes.values():
         for cause, spent in account.items():
             causes[cause] += spent
-    return causes
+    # An analyzer that stopped during the run counted less.
+    return of_run if sum(of_run.values()) >= ALMOST_ALL * sum(causes.values()) else causes
 
 
 def _until_now(then: Prometheus, where: str, counted: Mapping[str, float], ranks: int) -> Mapping[str, float]:

@@ -131,7 +131,7 @@ class Account:
         """Return the run that it is the account of."""
         return (self.run, self.owner, self.training) if self.training else (self.run, self.owner)
 
-    def update(self, look: Look, ranks: Sequence[Rank], verdict: Verdict | None) -> list[dict[str, Any]]:
+    def update(self, look: Look, verdict: Verdict | None) -> list[dict[str, Any]]:
         """Add one poll. Return the findings that have ended since the last one."""
         readings = of_newest_start(look.readings[self.key])
         living = [one for one in readings if one.ended is None]
@@ -143,7 +143,7 @@ class Account:
         idle = {one.rank for one in readings} - {one.rank for one in living}
         if living and idle:
             add_seconds(self.causes, {"idle": elapsed * len(idle)})
-        self._describe(look, ranks, readings)
+        self._describe(look, readings)
         self._use(look.gpus, living, elapsed)
         return self._find(verdict, look)
 
@@ -158,15 +158,23 @@ class Account:
         add_seconds(seconds, self.pending)
         return seconds
 
-    def _describe(self, look: Look, ranks: Sequence[Rank], readings: Sequence[RankReading]) -> None:
+    def describe(self, ranks: Sequence[Rank], resident: Mapping[int, float], cpus: int) -> None:
+        """Add what the records on this node say, after an update.
+
+        `resident` is the memory of each process in bytes, by pid, and `cpus` the number of CPUs that the ranks may use.
+        """
         first = ranks[0]
         self.user, self.slurm = first.user, dict(first.snapshot.info.get("slurm", {}))
-        self.nodes = sorted({*self.nodes, *(one.node for one in readings)})[:NODES_LIMIT]
-        self.world_size = max(one.world_size for one in readings)
-        self.steps = max(self.steps, *(one.counters.steps for one in readings))
         for rank in ranks:
             if use := self.ranks.get(rank.key[1]):
                 use.record = str(rank.snapshot.path)
+        self.memory = max(self.memory, sum(resident.get(pid, 0.0) for pid in pids_of(ranks)))
+        self.cpus = max(self.cpus, cpus)
+
+    def _describe(self, look: Look, readings: Sequence[RankReading]) -> None:
+        self.nodes = sorted({*self.nodes, *(one.node for one in readings)})[:NODES_LIMIT]
+        self.world_size = max(one.world_size for one in readings)
+        self.steps = max(self.steps, *(one.counters.steps for one in readings))
         offset = look.unix - look.at
         self.began = self.began or offset + min(one.began for one in readings)
         ends = [one.ended.at for one in readings if one.ended]
@@ -225,11 +233,6 @@ class Account:
             used = (one.counters.process.cpu or 0.0) + (one.counters.process.workers_cpu or 0.0)
             rank = self.ranks[str(one.rank)]
             rank.cpu = max(rank.cpu, used)
-
-    def find(self, verdict: Verdict | None, look: Look) -> list[dict[str, Any]]:
-        """Add the findings of one poll, and nothing else. Return those that have ended since the last one."""
-        self.at = look.unix
-        return self._find(verdict, look)
 
     def _find(self, verdict: Verdict | None, look: Look) -> list[dict[str, Any]]:
         found = {}
@@ -307,6 +310,11 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 def _number(value: Any) -> float | None:
     return None if value is None else finite(value)
+
+
+def pids_of(ranks: Iterable[Rank]) -> set[int]:
+    """Return the pids of the ranks' processes, as far as they are known."""
+    return {rank.snapshot.lock_pid for rank in ranks if rank.snapshot.lock_pid}
 
 
 def _phase_seconds(one: RankReading) -> dict[str, float]:

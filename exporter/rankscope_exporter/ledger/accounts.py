@@ -1,9 +1,9 @@
-"""The accounts of all runs on this node, and the journal of those that have ended."""
+"""The accounts of all runs, and the journal of those that have ended: of an exporter's node, or of the analyzer."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.ledger import journal
-from rankscope_exporter.ledger.account import Account, account_from_json
+from rankscope_exporter.ledger.account import Account, account_from_json, pids_of
 from rankscope_exporter.ledger.owner_files import OwnerFiles
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.process_usage import PROCFS, allowed_cpus
@@ -26,11 +26,17 @@ ENDED_LIMIT = 16
 class Accounts:
     """The accounts of all runs: of present runs in the exporter's state, of ended runs in the journal."""
 
-    def __init__(self, files: OwnerFiles | None, procfs: Path = PROCFS) -> None:
-        """Set the files of the state directory; None for no journal."""
+    def __init__(self, files: OwnerFiles | None, procfs: Path = PROCFS, absent_seconds: float = 0.0) -> None:
+        """Set the files of the state directory; None for no journal.
+
+        Restored runs that no update of the first `absent_seconds` has are over.
+        """
         self._files = files
         self._journal = journal.Journal(files) if files else None
         self._procfs = procfs
+        self._absent_seconds = absent_seconds
+        self._began: float | None = None
+        """The time of the first update."""
         self._accounts: dict[Run, Account] = {}
         self._saved: dict[Run, Account] = {}
         """Restored accounts of runs that have not been seen since the exporter's start."""
@@ -40,23 +46,28 @@ class Accounts:
         """The CPUs that each process may use, by pid."""
 
     def update(self, look: Look, resident: Mapping[int, float]) -> None:
-        """Add one poll. `resident` is the memory of each process in bytes, by pid."""
+        """Add one poll. `resident` is the memory of each process in bytes, by pid; of other machines, none is known."""
         ranks: dict[Run, list[Rank]] = defaultdict(list)
         for rank in look.scan.ranks:
             ranks[rank.run].append(rank)
         if self._files:
             self._files.set_on_gpu(_owners_on_gpus(look))
         verdicts = {verdict.run: verdict for verdict in look.judged.verdicts}
-        pids = {rank.snapshot.lock_pid for rank in look.scan.ranks if rank.snapshot.lock_pid}
+        pids = pids_of(look.scan.ranks)
         self._allowed = {pid: self._allowed.get(pid) or allowed_cpus(pid, self._procfs) for pid in pids}
-        for run, members in ranks.items():
+        runs = [run for run, readings in look.readings.items() if readings]
+        for run in runs:
             if run not in self._accounts:
                 saved = self._saved.pop(run, None)
                 self._accounts[run] = saved or Account(run[0], run[1], "".join(run[2:]))
-            self._update(self._accounts[run], look, members, verdicts.get(run), resident)
-        self._accounts = {run: self._accounts[run] for run in ranks}
-        self._ended = {run: recent(ended, look.unix) for run, ended in self._ended.items() if run in ranks}
-        self._finish_lost()
+            self._update(self._accounts[run], look, ranks.get(run, ()), verdicts.get(run), resident)
+        self._finish([account for run, account in self._accounts.items() if run not in runs])
+        self._accounts = {run: self._accounts[run] for run in runs}
+        self._ended = {run: recent(ended, look.unix) for run, ended in self._ended.items() if run in runs}
+        self._began = look.at if self._began is None else self._began
+        if look.at - self._began >= self._absent_seconds:
+            self._finish(self._saved.values())
+            self._saved = {}
 
     def gpu_seconds(self) -> Iterator[tuple[Account, Mapping[str, float]]]:
         """Yield each present run's account, and its GPU seconds by cause so far."""
@@ -69,23 +80,27 @@ class Accounts:
             yield from self._ended.get(run, ())
             yield from account.findings.values()
 
-    def _finish_lost(self) -> None:
+    def _finish(self, lost: Iterable[Account]) -> None:
         """Finish runs whose records are gone, as after a reboot. They ended when they were last seen."""
-        for account in self._saved.values():
+        for account in lost:
             if account.ended is None:
                 self._append(account.owner, {**_journal_entry(account), "ended": account.at})
-        self._saved = {}
 
     def _update(
-        self, account: Account, look: Look, ranks: list[Rank], verdict: Verdict | None, resident: Mapping[int, float]
+        self,
+        account: Account,
+        look: Look,
+        ranks: Sequence[Rank],
+        verdict: Verdict | None,
+        resident: Mapping[int, float],
     ) -> None:
         was_over = account.ended is not None
-        for entry in account.update(look, ranks, verdict):
+        for entry in account.update(look, verdict):
             self._append(account.owner, {"entry": journal.FOUND, **entry})
-            self._ended.setdefault((account.run, account.owner), []).append(entry)
-        pids = {rank.snapshot.lock_pid for rank in ranks if rank.snapshot.lock_pid}
-        account.memory = max(account.memory, sum(resident.get(pid, 0.0) for pid in pids))
-        account.cpus = max(account.cpus, len(frozenset().union(*(self._allowed[pid] for pid in pids))))
+            self._ended.setdefault(account.key, []).append(entry)
+        if ranks:
+            cpus = frozenset[int]().union(*(self._allowed[pid] for pid in pids_of(ranks)))
+            account.describe(ranks, resident, len(cpus))
         if account.ended is not None and not was_over:
             self._append(account.owner, _journal_entry(account))
 

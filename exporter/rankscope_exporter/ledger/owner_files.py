@@ -23,6 +23,8 @@ FILE_LIMIT = 256 * 1024
 """Bytes of a journal: about a hundred runs with their findings."""
 STATE_LIMIT = 512 * 1024
 """Bytes of the state of an owner's present runs: ten runs with baselines of an hour."""
+ANALYZER_SCALE = 8
+"""How many times as much state an owner may have at the analyzer, whose runs have more ranks, and how much faster."""
 OWNER_LIMIT = 2 * FILE_LIMIT + STATE_LIMIT
 """Bytes of an owner: the journal, the previous one, and the state."""
 OWNERS_LIMIT = 128
@@ -48,8 +50,11 @@ class OwnerFiles:
         directory: Path,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        scale: int = 1,
     ) -> None:
+        """Set the directory, and the factor of the limits of an owner's state."""
         self.directory = directory
+        self.state_limit, self._rate = scale * STATE_LIMIT, scale * BYTES_PER_SECOND
         self._clock = clock
         self._monotonic = monotonic
         self._written: dict[str, float] = {}
@@ -82,8 +87,8 @@ class OwnerFiles:
         """Count bytes as written: after a burst, the file may be written again when the rate permits them."""
         now = self._monotonic()
         if len(self._next) > 4 * OWNERS_LIMIT:
-            self._next = {path: at for path, at in self._next.items() if at > now - FILE_LIMIT / BYTES_PER_SECOND}
-        self._next[path] = max(self._next.get(path, -inf), now - burst / BYTES_PER_SECOND) + size / BYTES_PER_SECOND
+            self._next = {path: at for path, at in self._next.items() if at > now - FILE_LIMIT / self._rate}
+        self._next[path] = max(self._next.get(path, -inf), now - burst / self._rate) + size / self._rate
 
     def remove_state(self, path: Path) -> None:
         """Remove an owner's state. Without a journal, the owner leaves room for another one."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankscope_exporter.ledger.owner_files import STATE_LIMIT, OwnerFiles, read_lines
+from rankscope_exporter.ledger.owner_files import ANALYZER_SCALE, STATE_LIMIT, OwnerFiles, read_lines
 
 FILES = "state-*.jsonl"
 OLD = "findings.json"
@@ -68,7 +68,7 @@ class StateFiles:
         lines = b""
         for run in runs:
             line = json.dumps(run, separators=(",", ":")).encode() + b"\n"
-            if len(lines) + len(line) > STATE_LIMIT:
+            if len(lines) + len(line) > files.state_limit:
                 files.log_once("saving only the oldest runs: the owner's state is too large", path)
                 break
             lines += line
@@ -95,4 +95,4 @@ def _read_or_log(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _read(path: Path) -> Iterator[Mapping[str, Any]]:
-    return (state for state in read_lines(path, STATE_LIMIT) if state.get("version") == VERSION)
+    return (state for state in read_lines(path, ANALYZER_SCALE * STATE_LIMIT) if state.get("version") == VERSION)

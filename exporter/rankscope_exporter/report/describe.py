@@ -7,7 +7,7 @@ from typing import Literal
 
 from rankscope.record.group_name import compact
 from rankscope.record.quantities import duration, percent
-from rankscope_exporter.diagnosis.readings import run_title
+from rankscope_exporter.diagnosis.readings import UNKNOWN_NODE, run_title
 from rankscope_exporter.diagnosis.standstill import INSIDE
 from rankscope_exporter.report.findings import PendingReport, pending_reason
 from rankscope_exporter.report.ranks import RankReport
@@ -50,6 +50,8 @@ def summary(run: RunReport) -> Iterator[str]:
         yield f"ended{here}"
         return
     yield f"{run.living} of {run.world_size} ranks{here}"
+    if run.is_judged and run.judged_by:
+        yield f"diagnosed by the analyzer at {run.judged_by}"
     if run.step_seconds is not None:
         is_short = run.step_seconds < 1.0
         yield f"{1000 * run.step_seconds:.0f} ms per step" if is_short else f"{run.step_seconds:.2g} s per step"
@@ -72,20 +74,33 @@ def notes(run: RunReport, *, with_explained: bool = False) -> Iterator[str]:
 
 
 def undiagnosed(runs: Sequence[RunReport]) -> Sequence[RunReport]:
-    """Return the runs that are not diagnosed here and may have any problem.
+    """Return the runs that are not diagnosed here, or not fully, and may have any problem.
 
     An ended run is one of them if it had ranks elsewhere. Others that ended need no diagnosis.
     """
-    return [run for run in runs if not run.is_judged and (run.living or run.not_judged == ELSEWHERE)]
+    return [run for run in runs if _may_have_any_problem(run)]
+
+
+def _may_have_any_problem(run: RunReport) -> bool:
+    if run.is_judged:
+        return bool(run.missing_nodes and run.living)
+    return bool(run.living or run.not_judged == ELSEWHERE)
 
 
 def undiagnosed_sentence(run: RunReport) -> str:
     """Return that a run is not diagnosed here, and why."""
+    if run.is_judged:
+        names = [one for one in run.missing_nodes if one != UNKNOWN_NODE]
+        missing = [*names, "a node without an exporter"] if UNKNOWN_NODE in run.missing_nodes else names
+        return f"Run {name(run)} is not fully diagnosed: no answer from {' and '.join(missing)}."
     return f"Run {name(run)} is not diagnosed here: {run.not_judged_reason}."
 
 
 def known_here(run: RunReport) -> Iterator[str]:
-    """Yield what this node knows of a run that it does not diagnose, and who diagnoses it."""
+    """Yield what is known of a run that is not diagnosed here, or not fully, and who diagnoses it."""
+    if run.is_judged:
+        yield "Late ranks and slow transfer are unknown meanwhile."
+        return
     for ended, words in FAILED.items():
         if ranks := [rank.rank for rank in run.ranks if rank.ended == ended]:
             yield f"Rank{'s' * (len(ranks) > 1)} {compact(ranks)} {words[len(ranks) > 1]}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from rankscope_exporter.diagnosis.facts import RankFacts
 from rankscope_exporter.diagnosis.readings import RankReading
@@ -18,6 +19,13 @@ MINUTE = 60.0
 """The last steps are at most STEPS, and at most a MINUTE old. Reading a whole ring takes too long."""
 
 
+class Moment(NamedTuple):
+    """The time when the ranks were read, on both clocks."""
+
+    monotonic: float
+    unix: float
+
+
 @dataclass(frozen=True)
 class RankReport:
     """One rank. Unknown values are None, or absent from their mapping."""
@@ -28,8 +36,8 @@ class RankReport:
     gpu: str
     """The index of its GPU."""
     uuid: str
-    pid: int
-    """The pid in the rank's own pid namespace: in a container, the container's."""
+    pid: int | None
+    """The pid in the rank's own pid namespace: in a container, the container's. None on another machine."""
     is_alive: bool
     ended: str | None
     """The reason of its end: `finished`, `exception`, `interrupted`, `sigterm` or `killed`."""
@@ -60,34 +68,40 @@ class RankReport:
     """Seconds since its last checkpoint."""
 
 
-def report_rank(rank: Rank, unix: float, facts: RankFacts | None, reading: RankReading | None) -> RankReport:
-    """Return the report of a rank at a time."""
-    snapshot, info = rank.snapshot, rank.snapshot.info
-    is_alive, at, saved = snapshot.alive, snapshot.read_monotonic, snapshot.unix_field("checkpoint_last_unix")
+def report_rank(reading: RankReading, moment: Moment, facts: RankFacts | None, rank: Rank | None) -> RankReport:
+    """Return the report of a rank at a time. `rank` is its record, if that is on this machine."""
+    is_alive, at, saved = reading.ended is None, reading.at, reading.last_checkpoint
+    info = rank.snapshot.info if rank else {}
     lag = facts.lag if facts else None
     return RankReport(
-        rank=int(rank.key[1]),
-        group=info["group"],
-        node=info["node"],
-        gpu=reading.gpu.index if reading and reading.gpu else "",
-        uuid=rank.uuid,
-        pid=int(info["pid"]),
+        rank=reading.rank,
+        group=reading.group,
+        node=reading.node,
+        gpu=reading.gpu.index if reading.gpu else "",
+        uuid=reading.uuid,
+        pid=int(info["pid"]) if info else None,
         is_alive=is_alive,
-        ended=snapshot.exit_reason,
-        ended_seconds=None if rank.exit_unix is None else max(unix - rank.exit_unix, 0.0),
-        phase=snapshot.phase if is_alive else None,
-        phase_seconds=max(at - snapshot.phase_since, 0.0) if is_alive else None,
-        stalled_seconds=max(at - snapshot.last_progress, 0.0) if is_alive else None,
-        steps=int(snapshot["steps"]),
-        backward_passes=int(snapshot["micro_steps"]),
+        ended=(reading.ended.reason or None) if reading.ended else None,
+        ended_seconds=_ended_seconds(reading, moment, rank),
+        phase=reading.phase if is_alive else None,
+        phase_seconds=max(at - reading.phase_since, 0.0) if is_alive else None,
+        stalled_seconds=max(at - reading.last_progress, 0.0) if is_alive else None,
+        steps=int(reading.counters.steps),
+        backward_passes=int(reading.counters.micro_steps),
         step_marker=str(info.get("settings", {}).get("step_marker", "")),
         clock=facts.clock if facts else None,
         phases={phase: ratio for phase, ratio in facts.ratios.items() if ratio > 0.0} if facts else {},
         wait_ratio=facts.wait if facts else None,
         lag_ratio=lag,
         waits_least=lag is not None and lag > MIN_LAG,
-        checkpoint_seconds=max(unix - saved, 0.0) if saved else None,
+        checkpoint_seconds=None if saved is None else max(moment.monotonic - saved, 0.0),
     )
+
+
+def _ended_seconds(reading: RankReading, moment: Moment, rank: Rank | None) -> float | None:
+    if rank:  # its record may be from another boot, whose monotonic clock says nothing
+        return None if rank.exit_unix is None else max(moment.unix - rank.exit_unix, 0.0)
+    return max(moment.monotonic - reading.ended.at, 0.0) if reading.ended else None
 
 
 def step_seconds(ranks: Sequence[Rank]) -> float | None:

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from rankscope.record.group_name import members
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
@@ -14,11 +13,11 @@ from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank, Scan
-from rankscope_exporter.ranks.readings import world_size
+from rankscope_exporter.ranks.readings import reading
 from rankscope_exporter.ranks.watcher import STALE_AFTER, OutdatedError
 from rankscope_exporter.report.analyzer import Analyzer
 from rankscope_exporter.report.findings import FindingReport, PendingReport, report_finding, report_pending
-from rankscope_exporter.report.ranks import RankReport, report_rank, step_seconds
+from rankscope_exporter.report.ranks import Moment, RankReport, report_rank, step_seconds
 
 ROUNDING = 1e-6
 MOST_UNKNOWN = 0.5
@@ -38,6 +37,7 @@ REASONS: Mapping[str, str] = {
     NOT_POLLED: "the collector findings is off or late",
 }
 """Reasons why a run is not judged."""
+NONE_MISSING: Mapping[Run, Sequence[str]] = {}
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,17 @@ class RunReport:
     owner: str
     user: str
     is_judged: bool
+    """True also if the analyzer judges it and its verdict is known here."""
     not_judged: str | None
-    """A key of REASONS."""
+    """The reason why this node does not: a key of REASONS."""
     not_judged_reason: str | None
     """The same in words, which follow `it is not diagnosed here:`."""
     judged_by: str | None
-    """The address of the analyzer that diagnoses it; None if this node knows none."""
+    """The address of the analyzer that diagnoses it, or its configured URL; None if this node knows none."""
+    nodes: Sequence[str]
+    """The names of the nodes of its ranks that are known here."""
+    missing_nodes: Sequence[str]
+    """The nodes that do not answer the analyzer: late ranks and transfer are unknown meanwhile."""
     world_size: int
     living: int
     ended: int
@@ -79,13 +84,6 @@ class NodeReport:
     runs: Sequence[RunReport]
 
 
-class _Moment(NamedTuple):
-    """The time when the ranks were read, on both clocks."""
-
-    monotonic: float
-    unix: float
-
-
 class Reporter:
     """The maker of reports. It may be called by any thread."""
 
@@ -103,6 +101,8 @@ class Reporter:
         self._unix = unix
         self.analyzer = Analyzer(monotonic)
         """Knows who diagnoses the runs that are not whole on this node."""
+        self.complete: Callable[[NodeReport], NodeReport] = lambda report: report
+        """Adds what the analyzer says of them, if it is configured."""
 
     def look(self) -> Look | None:
         """Return the last update of the diagnosis; None if the collector `findings` is off or late."""
@@ -114,29 +114,41 @@ class Reporter:
         scan, look = self._scan(), self.look()
         if scan is None:
             raise OutdatedError(f"the run directories have not been read for {STALE_AFTER:.0f} s")
-        return report_of_look(look, self.analyzer.address) if look else self._report_of_scan(scan)
+        return self.complete(report_of_look(look, self.analyzer.address)) if look else self._report_of_scan(scan)
 
     def _report_of_scan(self, scan: Scan) -> NodeReport:
         read = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=self._monotonic())
-        moment = _Moment(read, self._unix() - (self._monotonic() - read))
-        runs = [_run(run, ranks, moment, NOT_POLLED) for run, ranks in _by_run(scan.ranks).items()]
+        moment = Moment(read, self._unix() - (self._monotonic() - read))
+        runs = []
+        for run, ranks in _by_run(scan.ranks).items():
+            readings = [reading(rank, None, None, None) for rank in ranks]
+            runs.append(_run(run, readings, moment, NOT_POLLED, ranks=ranks))
         return NodeReport(moment.unix, ordered(runs))
 
 
-def report_of_look(look: Look, analyzer: str | None = None) -> NodeReport:
-    """Return the report of one poll. `analyzer` is the address of the analyzer that pulls this node's facts, if any."""
-    moment = _Moment(look.at, look.unix)
+def report_of_look(
+    look: Look, analyzer: str | None = None, missing: Mapping[Run, Sequence[str]] = NONE_MISSING
+) -> NodeReport:
+    """Return the report of one poll.
+
+    `analyzer` is the address of the analyzer that pulls this node's facts, if any. The analyzer's own report has the
+    names of the nodes that do not answer, by run.
+    """
+    moment, here = Moment(look.at, look.unix), _by_run(look.scan.ranks)
     verdicts = {verdict.run: verdict for verdict in look.judged.verdicts}
     runs = []
-    for run, ranks in _by_run(look.scan.ranks).items():
-        verdict, readings = verdicts.get(run), {one.rank: one for one in look.readings.get(run, ())}
+    for run, readings in look.readings.items():
+        verdict = verdicts.get(run)
         facts = (
-            verdict.facts if verdict else compare(run, {one.rank: one for one in look.before.get(run, ())}, readings)
+            verdict.facts
+            if verdict
+            else compare(run, {one.rank: one for one in look.before.get(run, ())}, {one.rank: one for one in readings})
         )
         reason = None if verdict else look.judged.not_judged.get(run, NOT_POLLED)
         if facts and reason == ELSEWHERE:
             facts = _without_partial_lags(facts)
-        report = _run(run, ranks, moment, reason, verdict, facts, readings)
+        report = _run(run, readings, moment, reason, verdict, facts, here.get(run, ()))
+        report = replace(report, missing_nodes=tuple(missing.get(run, ())))
         runs.append(replace(report, judged_by=analyzer) if reason in ANALYZED else report)
     return NodeReport(look.unix, ordered(runs))
 
@@ -167,39 +179,41 @@ def ordered(runs: Sequence[RunReport]) -> Sequence[RunReport]:
 
 def _run(
     run: Run,
-    ranks: Sequence[Rank],
-    moment: _Moment,
+    readings: Sequence[RankReading],
+    moment: Moment,
     not_judged: str | None,
     verdict: Verdict | None = None,
     facts: RunFacts | None = None,
-    readings: Mapping[int, RankReading] | None = None,
+    ranks: Sequence[Rank] = (),
 ) -> RunReport:
-    living = [rank for rank in ranks if rank.snapshot.alive]
+    """Return the report of a run. `ranks` are its records on this machine."""
+    living = sum(one.ended is None for one in readings)
     lost = dict(verdict.lost) if verdict else {}
     is_known = bool(lost) and lost.get("unknown", 0.0) <= MOST_UNKNOWN
     useful = lost.pop("none", 0.0)
-    findings = verdict.findings if verdict else ()
-    has_window = bool(facts and facts.ranks)
-    size = max(world_size(rank.snapshot.info["world_size"]) for rank in ranks)
+    rate = facts.steps_rate if facts and facts.ranks else None
+    size = max(one.world_size for one in readings)
     return RunReport(
         run=run[0],
         owner=run[1],
-        user=ranks[0].user,
+        user=ranks[0].user if ranks else "",
         is_judged=not_judged is None,
         not_judged=not_judged,
-        not_judged_reason=_reason(not_judged, len(ranks), size) if not_judged else None,
+        not_judged_reason=_reason(not_judged, len(readings), size) if not_judged else None,
         judged_by=None,
+        nodes=tuple(sorted({one.node for one in readings if one.node})),
+        missing_nodes=(),
         world_size=size,
-        living=len(living),
-        ended=len(ranks) - len(living),
-        window_seconds=facts.seconds if facts and has_window else None,
-        steps_per_second=facts.steps_rate if facts and has_window else None,
-        step_seconds=step_seconds(living),
+        living=living,
+        ended=len(readings) - living,
+        window_seconds=facts.seconds if facts and facts.ranks else None,
+        steps_per_second=rate,
+        step_seconds=step_seconds([rank for rank in ranks if rank.snapshot.alive]) if ranks else rate and 1.0 / rate,
         useful_ratio=useful if is_known else None,
         lost=dict(sorted(((cause, ratio) for cause, ratio in lost.items() if ratio > ROUNDING), key=lambda it: -it[1])),
-        findings=[report_finding(run, one, verdict.at, moment.unix) for one in findings] if verdict else [],
+        findings=[report_finding(run, one, verdict.at, moment.unix) for one in verdict.findings] if verdict else [],
         pending=[report_pending(run, one) for one in verdict.pending] if verdict else [],
-        ranks=_ranks(ranks, moment, facts, readings or {}),
+        ranks=_ranks(readings, moment, facts, ranks),
     )
 
 
@@ -210,8 +224,9 @@ def _reason(not_judged: str, here: int, size: int) -> str:
 
 
 def _ranks(
-    ranks: Sequence[Rank], moment: _Moment, facts: RunFacts | None, readings: Mapping[int, RankReading]
+    readings: Sequence[RankReading], moment: Moment, facts: RunFacts | None, ranks: Sequence[Rank]
 ) -> Sequence[RankReport]:
     known = {one.rank: one for one in facts.ranks} if facts else {}
-    numbered = sorted(((int(rank.key[1]), rank) for rank in ranks), key=lambda item: item[0])
-    return [report_rank(rank, moment.unix, known.get(number), readings.get(number)) for number, rank in numbered]
+    here = {int(rank.key[1]): rank for rank in ranks}
+    numbered = sorted(readings, key=lambda one: one.rank)
+    return [report_rank(one, moment, known.get(one.rank), here.get(one.rank)) for one in numbered]

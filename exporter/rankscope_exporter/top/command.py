@@ -8,14 +8,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.live import Live
 
+from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
+from rankscope.cli.printable import printable
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.node import Node
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
+from rankscope_exporter.report.gpus import GpuReport
+from rankscope_exporter.report.remote import RemoteError, fetch_report
 from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.node import gpus_of, watch_node
 from rankscope_exporter.top.view import Screen, view
@@ -32,6 +37,14 @@ OTHER_LINES = 12
 MIN_RANKS = 4
 
 
+class Shown(NamedTuple):
+    """The content of the screen at one moment. `error` is the reason if the ranks cannot be read."""
+
+    node: NodeReport
+    gpus: Sequence[GpuReport]
+    error: str = ""
+
+
 def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
     """Show the node until Ctrl-C; with `once` or `is_json`, or if the output is not a terminal, print it once."""
     silence_logs()
@@ -39,9 +52,26 @@ def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
     with suppress(KeyboardInterrupt), watch_node(run_dirs) as node:
         if once or is_json or not console.is_terminal:
             wait_until_judged(node.reporter.report)
-            _print(node, console, is_json=is_json)
+            _print(_of_node(node), console, is_json=is_json)
         else:
-            _follow(node, console)
+            _follow(lambda: _of_node(node), console)
+    return 0
+
+
+def show_remote(connect: Callable[[], Prometheus], *, once: bool, is_json: bool) -> int:
+    """Show what an exporter or the analyzer says of its runs, like `show`. Return 2 if it cannot be read at first."""
+    console = Console(highlight=False)
+    try:
+        server = connect()
+        first = Shown(fetch_report(server), ())
+    except (PrometheusError, RemoteError) as error:
+        print(f"rankscope top: {printable(str(error))}", file=sys.stderr)  # noqa: T201 - a command
+        return 2
+    if once or is_json or not console.is_terminal:
+        _print(first, console, is_json=is_json, source=server.url)
+        return 0
+    with suppress(KeyboardInterrupt):
+        _follow(lambda: _of_server(server), console, server.url)
     return 0
 
 
@@ -78,31 +108,38 @@ def _may_be_found(run: RunReport) -> bool:
     return any(one.lacks == "time" and one.remaining_seconds is None for one in run.pending)
 
 
-def _print(node: Node, console: Console, *, is_json: bool) -> None:
-    runs, error = _runs(node)
+def _print(shown: Shown, console: Console, *, is_json: bool, source: str = "") -> None:
     if is_json:
-        sys.stdout.write(as_json(runs) + "\n")
+        sys.stdout.write(as_json(shown.node) + "\n")
     else:
-        console.print(view(runs, gpus_of(node), Screen(console.width, _has_color(console)), error))
+        screen = Screen(console.width, _has_color(console))
+        console.print(view(shown.node, shown.gpus, screen, shown.error, source))
 
 
-def _follow(node: Node, console: Console) -> None:
+def _follow(read: Callable[[], Shown], console: Console, source: str = "") -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            runs, error = _runs(node)
-            gpus = gpus_of(node)
-            ranks = (console.height - OTHER_LINES - len(gpus)) // max(len(runs.runs), 1)
+            shown = read()
+            ranks = (console.height - OTHER_LINES - len(shown.gpus)) // max(len(shown.node.runs), 1)
             screen = Screen(console.width, _has_color(console), max(ranks, MIN_RANKS))
-            live.update(view(runs, gpus, screen, error), refresh=True)
+            live.update(view(shown.node, shown.gpus, screen, shown.error, source), refresh=True)
             time.sleep(INTERVAL)
 
 
-def _runs(node: Node) -> tuple[NodeReport, str]:
+def _of_node(node: Node) -> Shown:
     """Return the runs and an empty error, or no runs and the error if they cannot be read."""
+    gpus = gpus_of(node)
     try:
-        return node.reporter.report(), ""
+        return Shown(node.reporter.report(), gpus)
     except OutdatedError as error:
-        return NodeReport(time.time(), ()), str(error)
+        return Shown(NodeReport(time.time(), ()), gpus, str(error))
+
+
+def _of_server(server: Prometheus) -> Shown:
+    try:
+        return Shown(fetch_report(server), ())
+    except RemoteError as error:
+        return Shown(NodeReport(time.time(), ()), (), str(error))
 
 
 def _has_color(console: Console) -> bool:

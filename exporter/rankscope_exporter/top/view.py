@@ -22,7 +22,7 @@ from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.bars import bar, legend
 
 STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "": ""}
-BAR_WIDTH = 24
+BAR_WIDTH, NARROW_BAR = 24, 10
 PHASE_WIDTH = 22
 """The width of the column for the current phase and its time, so that the table does not change its width."""
 NARROW = 100
@@ -43,9 +43,14 @@ class Screen:
         return self.width < NARROW
 
 
-def view(node: NodeReport, gpus: Sequence[GpuReport], screen: Screen, error: str = "") -> RenderableType:
-    """Return the whole screen. `error` is the reason if the ranks cannot be read."""
-    parts: list[RenderableType] = [_head(node, gpus), *_problems(node, gpus, error)]
+def view(
+    node: NodeReport, gpus: Sequence[GpuReport], screen: Screen, error: str = "", source: str = ""
+) -> RenderableType:
+    """Return the whole screen. `error` is the reason if the ranks cannot be read.
+
+    `source` is the URL of the exporter or analyzer that has sent the report; empty for this machine's.
+    """
+    parts: list[RenderableType] = [_head(node, gpus, source), *_problems(node, gpus, error, source)]
     parts += [part for run in node.runs for part in _run(run, screen)]
     bars = [rank.phases for run in node.runs for rank in run.ranks if rank.is_alive]
     if any(bars):
@@ -55,13 +60,14 @@ def view(node: NodeReport, gpus: Sequence[GpuReport], screen: Screen, error: str
     return Group(*parts)
 
 
-def _head(node: NodeReport, gpus: Sequence[GpuReport]) -> Text:
+def _head(node: NodeReport, gpus: Sequence[GpuReport], source: str) -> Text:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.at))
     answering = f"{sum(gpu.is_up for gpu in gpus)} of {len(gpus)} GPUs answer" if gpus else "no GPU answers"
-    return Text(f"rankscope top  {socket.gethostname()}  {when}  {answering}", style="dim")
+    about = [source, when] if source else [socket.gethostname(), when, answering]
+    return Text(printable("  ".join(["rankscope top", *about])), style="dim")
 
 
-def _problems(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Iterator[RenderableType]:
+def _problems(node: NodeReport, gpus: Sequence[GpuReport], error: str, source: str) -> Iterator[RenderableType]:
     findings = [one for run in node.runs for one in run.findings]
     defective = [gpu for gpu in gpus if gpu.problem]
     if error:
@@ -75,7 +81,7 @@ def _problems(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Iterat
         if known := " ".join(describe.known_here(run)):
             yield Padding(Text(printable(known)), (0, 0, 0, 2), expand=False)
     if not (error or findings or defective):
-        yield from _no_problem(node)
+        yield from _no_problem(node, source)
     for run in node.runs:
         for note in describe.notes(run):
             yield Text(printable(note), style="dim")
@@ -88,10 +94,10 @@ def _finding(one: FindingReport) -> Iterator[RenderableType]:
     yield Padding(Text(one.advice), (0, 0, 0, 2), expand=False)
 
 
-def _no_problem(node: NodeReport) -> Iterator[Text]:
+def _no_problem(node: NodeReport, source: str) -> Iterator[Text]:
     yet = " yet" if any(describe.is_growing(one) for run in node.runs for one in run.pending) else ""
     if not node.runs:
-        yield Text("No rank records on this machine.")
+        yield Text("No run is known there." if source else "No rank records on this machine.")
     elif not describe.undiagnosed(node.runs):
         yield Text(f"No problem found{yet}.", style=STYLES["warn" if yet else "good"])
     elif any(run.is_judged and run.living for run in node.runs):
@@ -108,6 +114,8 @@ def _run(run: RunReport, screen: Screen) -> Iterator[RenderableType]:
         ("rank", True), ("GPU", True), ("now", False), ("time by phase", False), ("waits", True), ("lag", True)
     )
     table.columns[2].min_width = PHASE_WIDTH
+    if len(run.nodes) > 1:
+        table.add_column("node", no_wrap=True)
     if not screen.is_narrow:
         for name in ("steps", "pid"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -137,12 +145,15 @@ def _rank(run: RunReport, rank: RankReport, screen: Screen) -> Iterator[Text]:
     yield Text(str(rank.rank))
     yield Text(rank.gpu)
     yield Text(printable(describe.now(rank)), style=STYLES[describe.now_mark(run, rank)])
-    yield bar(rank.phases if rank.is_alive else {}, BAR_WIDTH, has_color=screen.has_color)
+    width = NARROW_BAR if screen.is_narrow and len(run.nodes) > 1 else BAR_WIDTH
+    yield bar(rank.phases if rank.is_alive else {}, width, has_color=screen.has_color)
     yield Text(describe.wait(rank))
     yield Text(f"{describe.lag(rank)}{' <' * (rank.waits_least and rank.is_alive)}")
+    if len(run.nodes) > 1:
+        yield Text(printable(rank.node))
     if not screen.is_narrow:
         yield Text(describe.steps(rank))
-        yield Text(str(rank.pid))
+        yield Text("" if rank.pid is None else str(rank.pid))
 
 
 def _gpus(gpus: Sequence[GpuReport], screen: Screen) -> Table:

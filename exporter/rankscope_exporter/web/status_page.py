@@ -44,10 +44,15 @@ def render_status(families: Sequence[Metric], reporter: Reporter | None = None, 
         node, error = reporter.report() if reporter else NodeReport(now, ()), ""
     except OutdatedError as outdated:
         node, error = NodeReport(now, ()), str(outdated)
-    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title(node, gpus))}</title>
+    return as_page(title(node, gpus), _main(values, node, gpus, error))
+
+
+def as_page(name: str, main: str) -> str:
+    """Return the page with this title and the main element, which is HTML."""
+    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title>
 <meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}</style>
 <noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript></head>
-<body>{_main(values, node, gpus, error)}
+<body>{main}
 <nav><a href="metrics">/metrics</a><a href="api/v1/runs">/api/v1/runs</a><a href="-/healthy">/-/healthy</a>\
 <a href="-/ready">/-/ready</a></nav>
 <script>{SCRIPT}</script></body></html>"""

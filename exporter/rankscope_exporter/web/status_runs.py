@@ -24,12 +24,16 @@ COLUMNS = (
     Column("last checkpoint", is_number=True, is_wide=True),
     Column("pid", is_number=True, is_wide=True),
 )
+NODE = Column("node")
+"""A column of runs that span nodes."""
 
 
 def run_section(run: RunReport) -> str:
     """Return a run's heading and the table of its ranks as HTML."""
     kind = "" if run.living else ' class="ended"'
-    ranks = table(COLUMNS, [_rank(run, rank) for rank in run.ranks])
+    has_nodes = len(run.nodes) > 1
+    columns = (COLUMNS[0], NODE, *COLUMNS[1:]) if has_nodes else COLUMNS
+    ranks = table(columns, [_rank(run, rank, has_node=has_nodes) for rank in run.ranks])
     about = " · ".join(filter(None, (describe.owner(run), *describe.summary(run))))
     return f"<section{kind}><h2>{escape(describe.name(run))} <small>{escape(about)}</small></h2>{ranks}</section>"
 
@@ -43,10 +47,11 @@ def legend(node: NodeReport) -> str:
     return f'<p class="legend wide">{colors}</p>' if colors else ""
 
 
-def _rank(run: RunReport, rank: RankReport) -> Row:
+def _rank(run: RunReport, rank: RankReport, *, has_node: bool) -> Row:
     saved = rank.checkpoint_seconds
     cells = (
         Cell(str(rank.rank)),
+        *([Cell(rank.node)] if has_node else ()),
         Cell(rank.gpu),
         Cell(describe.now(rank), describe.now_mark(run, rank)),
         Cell(html=_bar(rank.phases) if rank.is_alive else ""),
@@ -55,7 +60,7 @@ def _rank(run: RunReport, rank: RankReport) -> Row:
         Cell(rank.clock or ""),
         Cell(describe.steps(rank)),
         Cell("" if saved is None else f"{duration(saved)} ago"),
-        Cell(str(rank.pid)),
+        Cell("" if rank.pid is None else str(rank.pid)),
     )
     return Row(cells, describe.mark(run, rank))
 

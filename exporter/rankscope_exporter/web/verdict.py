@@ -12,10 +12,10 @@ from rankscope_exporter.report.gpus import GpuReport
 from rankscope_exporter.report.runs import NodeReport, RunReport
 
 
-def title(node: NodeReport, gpus: Sequence[GpuReport]) -> str:
+def title(node: NodeReport, gpus: Sequence[GpuReport], program: str = "Rankscope exporter") -> str:
     """Return the page's title, with the number of problems."""
     problems = sum(len(run.findings) for run in node.runs) + sum(bool(gpu.problem) for gpu in gpus)
-    return f"({problems}) Rankscope exporter" if problems else "Rankscope exporter"
+    return f"({problems}) {program}" if problems else program
 
 
 def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
@@ -24,7 +24,7 @@ def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
     Without any of the first two, a line says that there is no problem.
     """
     if error:
-        return _box("bad", f"<p>No data about the ranks: {escape(error)}.</p>")
+        return box("bad", f"<p>No data about the ranks: {escape(error)}.</p>")
     findings = "".join(_finding(one) for run in node.runs for one in run.findings)
     problems = "".join(f"<p>GPU {escape(gpu.index)} {escape(gpu.problem)}.</p>" for gpu in gpus if gpu.problem)
     is_pending = any(describe.is_growing(one) for run in node.runs for one in run.pending)
@@ -34,10 +34,11 @@ def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
     is_warning = findings or problems or is_pending or has_failed
     kind = "bad" if is_critical else "warn" if is_warning else "unknown" if unknown else "good"
     html = findings + problems + "".join(map(_undiagnosed, unknown))
-    return _box(kind, html + ("" if findings or problems else _no_problem(node, gpus, is_pending)) + _notes(node))
+    return box(kind, html + ("" if findings or problems else _no_problem(node, gpus, is_pending)) + _notes(node))
 
 
-def _box(kind: str, html: str) -> str:
+def box(kind: str, html: str) -> str:
+    """Return the box at the top of the page; `kind` gives its color: `bad`, `warn`, `good` or `unknown`."""
     return f'<section class="verdict {kind}">{html}</section>'
 
 

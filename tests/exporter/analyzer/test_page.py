@@ -29,9 +29,9 @@ def client(job: AnalyzedJob, targets: Mapping[str, int]) -> TestClient:
 
 def test_a_healthy_run_is_said_to_be_one(job: AnalyzedJob) -> None:
     page = client(job, {"up": 2, "failing": 0}).get("/").text
-    assert "Targets that answer: 2. Targets that do not: 0." in page
-    assert "4 of 4 ranks on node-0, node-1" in page
-    assert "No problem found." in page
+    assert "2 of 2 targets answer" in page
+    assert "No problem found</b> in 1 run, 4 ranks." in page
+    assert [page.count(f'<td class="text">{node}<') for node in ("node-0", "node-1")] == [2, 2]
 
 
 def test_a_finding_has_its_sentence_and_advice(job: AnalyzedJob) -> None:
@@ -43,7 +43,7 @@ def test_a_finding_has_its_sentence_and_advice(job: AnalyzedJob) -> None:
     page = pages.get("/").text
     assert finding["sentence"] in page
     assert finding["advice"] in page
-    assert "No problem found." not in page
+    assert "No problem found" not in page
 
 
 def test_a_node_that_does_not_answer_is_named(job: AnalyzedJob) -> None:
@@ -51,8 +51,9 @@ def test_a_node_that_does_not_answer_is_named(job: AnalyzedJob) -> None:
     job.train(20)
     pages = client(job, {"up": 1, "failing": 1})
     page = pages.get("/").text
-    assert "Not fully diagnosed: no answer from node-1." in page
-    assert "No problem found." not in page
+    assert "Run r is not fully diagnosed: no answer from node-1." in page
+    assert "1 of 2 targets answer" in page
+    assert "No problem found" not in page
     assert pages.get("/api/v1/runs").json()["runs"][0]["missing_nodes"] == ["node-1"]
 
 
@@ -85,7 +86,20 @@ def test_a_finding_that_has_ended_is_shown_with_its_end(job: AnalyzedJob) -> Non
     assert entry["end"] > entry["begin"]
 
 
+def test_the_gpu_time_of_the_whole_run_is_divided_by_cause(job: AnalyzedJob) -> None:
+    collector = AnalyzerCollector(job.analyzer, lambda: {"up": 2, "failing": 0})
+    job.train(60, SLOW)
+    collector.show(job.diagnosis)
+    (family,) = (one for one in collector.collect() if one.name == "rankscope_run_gpu_seconds")
+    spent = {sample.labels["cause"]: sample.value for sample in family.samples}
+    assert {sample.labels["node"] for sample in family.samples} == {""}
+    counted = sum(sum(one.counters.phases.values()) for one in job.diagnosis.look.readings[("r", "0")])
+    assert sum(spent.values()) == pytest.approx(counted)
+    assert spent["straggler"] > 10.0
+
+
 @pytest.mark.parametrize(("up", "said"), [(0, "No target answers"), (1, "No run spans the nodes of the targets")])
 def test_without_an_answer_no_run_is_known(tmp_path: Path, up: int, said: str) -> None:
     page = client(AnalyzedJob(tmp_path), {"up": up, "failing": 1}).get("/").text
-    assert said in page.splitlines()[-1]
+    assert said in page
+    assert "No problem found" not in page

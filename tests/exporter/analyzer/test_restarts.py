@@ -9,6 +9,7 @@ import pytest
 from testing.analyzed_job import AnalyzedJob
 from testing.simulated_job import even, lagging
 
+from rankscope_exporter.ledger import journal
 from rankscope_exporter.node_facts.recorder import NodeFacts
 
 SLOW = lagging("forward", laggard=3)
@@ -25,6 +26,28 @@ def test_a_restarted_analyzer_resumes_open_findings(tmp_path: Path, state_dir: P
     began = {reading.began for reading in next(iter(job.diagnosis.look.readings.values()))}
     assert [finding.kind for finding in job.train(20, SLOW).findings()] == ["straggler"]
     assert {reading.began for reading in next(iter(job.diagnosis.look.readings.values()))} == began
+
+
+def test_a_restarted_analyzer_goes_on_with_the_account(tmp_path: Path, state_dir: Path) -> None:
+    job = AnalyzedJob(tmp_path / "job", state_dir=state_dir).train(40).train(30, SLOW)
+    ((_, before),) = job.diagnosis.spent
+    job.analyzer.close()
+    job.start_analyzer()
+    ((_, after),) = job.train(10).diagnosis.spent
+    assert before["straggler"] <= after["straggler"] < 1.2 * before["straggler"]
+    assert sum(after.values()) == pytest.approx(sum(before.values()) + 4 * 10.0, abs=8.0)
+
+
+def test_a_run_that_is_gone_after_a_restart_of_the_analyzer_is_in_the_journal(tmp_path: Path, state_dir: Path) -> None:
+    job = AnalyzedJob(tmp_path / "job", state_dir=state_dir).train(40)
+    job.analyzer.close()
+    job.start_analyzer()
+    job.silent = {0, 1}
+    job.train(30)
+    assert not [*journal.read(state_dir)]
+    job.train(60)
+    (entry,) = journal.read(state_dir)
+    assert (entry["entry"], entry["nodes"]) == (journal.FINISHED, ["node-0", "node-1"])
 
 
 def test_an_analyzer_without_a_state_finds_the_slow_rank_again(tmp_path: Path) -> None:

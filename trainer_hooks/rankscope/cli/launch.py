@@ -35,7 +35,8 @@ this machine instead (needs rankscope[top]). Exits with 2 if there is nothing to
 TOP_DESCRIPTION = """\
 Show what is wrong on this machine: findings and advice for each run, its ranks with their time by phase, and the GPUs.
 Reads the ranks' records and the NVIDIA driver; needs neither an exporter nor Prometheus, and changes nothing in the
-job. Install: pip install 'rankscope[top] @ git+https://github.com/rankscope/rankscope'. Press Ctrl-C to quit."""
+job. With --url, shows the runs of another node, or those that span nodes from the analyzer, as it has diagnosed them.
+Install: pip install 'rankscope[top] @ git+https://github.com/rankscope/rankscope'. Press Ctrl-C to quit."""
 HANG_DESCRIPTION = """\
 Show which ranks block a run that hangs, in which operation, and which ranks wait for them. Reads the dumps of torch's
 flight recorder in DIR, or the records of the ranks on this machine: of a run that spans several nodes, run it on each.
@@ -66,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.action == "top":
         from rankscope.cli.top import show as top
 
-        sys.exit(_status_of(lambda: top(options.run_dir, once=options.once, is_json=options.json)))
+        show_top = partial(top, options.run_dir, options.url, options.header)
+        sys.exit(_status_of(lambda: show_top(once=options.once, is_json=options.json)))
     if options.action == "hang":
         from rankscope.cli.top import hang
 
@@ -177,6 +179,10 @@ def _add_top(top: argparse.ArgumentParser) -> None:
         "--once", action="store_true", help="measure for 10 s (30 s if steps are long), print once and exit"
     )
     top.add_argument(
+        "--url", help="show instead the runs of the exporter or analyzer at http://HOST:PORT, USER:PASSWORD@ if needed"
+    )
+    _add_header(top)
+    top.add_argument(
         "--json", action="store_true", help="print one line of JSON, as the exporter's /api/v1/runs (docs/api.md)"
     )
     _add_run_dirs(top)
@@ -199,7 +205,7 @@ def _add_header(command: argparse.ArgumentParser) -> None:
         metavar="'NAME: VALUE'|@FILE",
         action="append",
         default=[],
-        help="HTTP header for the Prometheus, such as 'X-Scope-OrgID: TENANT', or a file with one a line; may be "
+        help="HTTP header for the server, such as 'X-Scope-OrgID: TENANT', or a file with one a line; may be "
         "repeated (default: RANKSCOPE_PROMETHEUS_HEADERS, one a line, which ps does not show)",
     )
 

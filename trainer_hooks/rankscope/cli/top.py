@@ -11,21 +11,31 @@ from pathlib import Path
 
 from rankscope.record.writer import default_run_dirs
 
-REQUIRED = ("pynvml", "prometheus_client", "rich")
+REQUIRED = ("pynvml", "prometheus_client", "pydantic", "rich")
 """Import names of the packages that `rankscope[top]` installs."""
 SOURCE = "rankscope[top] @ git+https://github.com/rankscope/rankscope"
 STATE_DIR = Path("/var/lib/rankscope")
 """The exporter's --state-dir in deploy/node/rankscope-exporter.service."""
 
 
-def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
-    """Show this node. Returns the exit status: 2 if a package is missing."""
+def show(
+    run_dirs: Sequence[Path], url: str | None = None, headers: Sequence[str] = (), *, once: bool, is_json: bool
+) -> int:
+    """Show this node, or the runs of the exporter or analyzer at a URL. Returns the exit status.
+
+    It is 2 if a package is missing, or if nothing answers at the URL.
+    """
     if absent := missing(REQUIRED):
         text = f"rankscope top: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"
         print(text, file=sys.stderr)  # noqa: T201 - a command
         return 2
     from rankscope_exporter.top.command import show as follow
+    from rankscope_exporter.top.command import show_remote
 
+    if url:
+        from rankscope.cli.explaining.prometheus import connector
+
+        return show_remote(lambda: connector(headers)(url, None), once=once, is_json=is_json)
     return follow(run_dirs or default_run_dirs(), once=once, is_json=is_json)
 
 

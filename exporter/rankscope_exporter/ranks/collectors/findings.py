@@ -78,8 +78,9 @@ SPENT = Declaration(
     "gauge",
     "rankscope_run_gpu_seconds",
     "GPU time of the run's ranks on this node since their start, by cause. The causes sum to the whole time; `none` is "
-    "useful work, and `unknown` is not measured. For ten minutes after the run's end it is still shown. `rankscope "
-    "report --url` reads the last value; use rankscope_run_lost_gpu_seconds_total for rates.",
+    "useful work, and `unknown` is not measured. The analyzer's series, of the ranks on all nodes, have an empty "
+    "`node`: do not add both. For ten minutes after the run's end it is still shown. `rankscope report --url` reads "
+    "the last value; use rankscope_run_lost_gpu_seconds_total for rates.",
     (*RUN_LABELS, "cause", "node"),
 )
 LAG = Declaration(
@@ -141,17 +142,20 @@ def _values(diagnosis: Diagnosis, by: str) -> Mapping[Declaration, dict[tuple[st
             values[FINDING][labels] = finding.candidate.ratio
             values[SINCE][labels] = diagnosis.look.unix - (verdict.at - finding.since)
             values[EVIDENCE].update({(*labels, name): n for name, n in finding.candidate.evidence.items()})
-    _add_accounts(diagnosis, values)
+    _add_accounts(diagnosis, values, is_of_node=not by)
     return values
 
 
-def _add_accounts(diagnosis: Diagnosis, values: Mapping[Declaration, dict[tuple[str, ...], float]]) -> None:
+def _add_accounts(
+    diagnosis: Diagnosis, values: Mapping[Declaration, dict[tuple[str, ...], float]], *, is_of_node: bool
+) -> None:
     judged = {verdict.run for verdict in diagnosis.look.judged.verdicts}
     for account, seconds in diagnosis.spent:
         run = account.run, account.owner
         # After a restart without a saved state the time is divided again: a cause that it no longer has is 0.
         causes = {**dict.fromkeys(CAUSES if run in judged else (), 0.0), **seconds}
-        values[SPENT].update({(*run, cause, account.node): spent for cause, spent in causes.items()})
+        node = account.node if is_of_node else ""
+        values[SPENT].update({(*run, cause, node): spent for cause, spent in causes.items()})
     for entry in diagnosis.findings:
         labels = tuple("" if entry[name] is None else str(entry[name]) for name in FINDING_LABELS)
         values[PEAK][labels], values[MEAN][labels] = entry["ratio"], entry["mean"]

@@ -73,14 +73,18 @@ class Prometheus:
         """Return the seconds between two evaluations of Rankscope's alerts, or None if unknown."""
         return next((rule.interval for rule in self.alert_rules() if rule.interval is not None), None)
 
-    def _get(self, path: str, read: Callable[[object], ResultT], **parameters: str) -> ResultT:
+    def ask(self, path: str) -> Answer:
+        """Return the server's answer, of any status, for a path below `/api/v1/`."""
         try:
-            answer = self._fetch(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", self._headers)
+            return self._fetch(f"{self.url}/api/v1/{path}", self._headers)
         except FetchError as error:
             raise PrometheusError(f"{self.url}{_through(self.url)}: {error}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = f"{_through(self.url)}: {reason_of(error)[:ERROR_LENGTH]} ({self._hint(error)})"
             raise UnreachableError(f"cannot reach {self.url}{why}") from None
+
+    def _get(self, path: str, read: Callable[[object], ResultT], **parameters: str) -> ResultT:
+        answer = self.ask(f"{path}?{urllib.parse.urlencode(parameters)}")
         if answer.status != 200:
             raise PrometheusError(self._refusal(answer))
         try:

@@ -1,0 +1,103 @@
+"""Reports of other machines: of an exporter's node, or of the runs that the analyzer diagnoses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+from http import HTTPStatus
+
+from pydantic import TypeAdapter, ValidationError
+
+from rankscope.cli.explaining.fetching import within
+from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
+from rankscope_exporter.report.runs import ANALYZED, NodeReport, RunReport, ordered
+
+ANSWERS_WITHIN = 10.0
+ASK_INTERVAL = 2.0
+"""Seconds between two requests to the analyzer, while this node's report is read."""
+READ_FOR, KNOWN_FOR = 30.0, 15.0
+"""Seconds after a reading of this node's report for which the analyzer is asked, and for which its answer counts."""
+REPORT = TypeAdapter(NodeReport)
+
+
+class RemoteError(Exception):
+    """The report cannot be read; the text says from where, and why."""
+
+
+def fetch_report(server: Prometheus) -> NodeReport:
+    """Return the report at `/api/v1/runs` of an exporter or an analyzer. Raise RemoteError."""
+    try:
+        answer = within(ANSWERS_WITHIN, lambda: server.ask("runs"))
+    except (PrometheusError, TimeoutError) as error:
+        raise RemoteError(f"{server.url}: {error}" if isinstance(error, TimeoutError) else str(error)) from error
+    if answer.status != HTTPStatus.OK:
+        raise RemoteError(f"{server.url} answers {answer.status} {answer.reason}")
+    try:
+        return REPORT.validate_json(answer.body)
+    except ValidationError as error:
+        raise RemoteError(f"{server.url} is not a Rankscope exporter or analyzer of this version") from error
+
+
+class AnalyzedRuns:
+    """The verdicts of the analyzer at a configured URL on this node's runs. Any thread may use it.
+
+    It is asked only while a user reads this node's report, so that it has no load from thousands of nodes.
+    """
+
+    def __init__(
+        self,
+        server: Prometheus,
+        fetch: Callable[[Prometheus], NodeReport] = fetch_report,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._server, self._fetch, self._monotonic = server, fetch, monotonic
+        self._read_at = self._known_at = float("-inf")
+        self._runs: Sequence[RunReport] = ()
+
+    def poll(self) -> None:
+        """Ask the analyzer if the report is read. Raise RemoteError."""
+        if self._monotonic() - self._read_at <= READ_FOR:
+            asked_at = self._monotonic()
+            self._runs = self._fetch(self._server).runs
+            self._known_at = asked_at
+
+    def add_to(self, node: NodeReport) -> NodeReport:
+        """Return this node's report with what the analyzer says of its runs that are not whole here."""
+        if not any(one.not_judged in ANALYZED for one in node.runs):
+            return node
+        self._read_at = self._monotonic()
+        known = self._runs if self._monotonic() - self._known_at <= KNOWN_FOR else ()
+        return replace(node, runs=ordered([self._analyzed(one, known) for one in node.runs]))
+
+    def _analyzed(self, run: RunReport, known: Sequence[RunReport]) -> RunReport:
+        if run.not_judged not in ANALYZED:
+            return run
+        run = replace(run, judged_by=self._server.url)
+        same = (one for one in known if one.is_judged and (one.run, one.owner) == (run.run, run.owner))
+        # Another job of the same name has other ranks here, or none.
+        of_analyzer = next((one for one in same if _places(run) <= _places(one)), None)
+        return _with_verdict(run, of_analyzer) if of_analyzer else run
+
+
+def _places(run: RunReport) -> Set[tuple[int, str]]:
+    return {(rank.rank, rank.node) for rank in run.ranks}
+
+
+def _with_verdict(run: RunReport, of_analyzer: RunReport) -> RunReport:
+    """Return a node's report of a run with the analyzer's verdict."""
+    lags = {rank.rank: rank for rank in of_analyzer.ranks}
+    ranks = [
+        replace(rank, lag_ratio=lags[rank.rank].lag_ratio, waits_least=lags[rank.rank].waits_least)
+        for rank in run.ranks
+    ]
+    return replace(
+        run,
+        is_judged=True,
+        missing_nodes=of_analyzer.missing_nodes,
+        useful_ratio=of_analyzer.useful_ratio,
+        lost=of_analyzer.lost,
+        findings=of_analyzer.findings,
+        pending=of_analyzer.pending,
+        ranks=ranks,
+    )

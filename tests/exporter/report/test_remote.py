@@ -1,0 +1,128 @@
+"""Reports of other machines: what a node shows of the analyzer's verdicts, and `rankscope top --url`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from testing.analyzed_job import AnalyzedJob
+from testing.simulated_job import lagging
+
+from rankscope.cli.explaining.fetching import Answer
+from rankscope.cli.explaining.prometheus import Prometheus
+from rankscope_exporter.analyzer.page import report_of
+from rankscope_exporter.report.as_json import as_json
+from rankscope_exporter.report.remote import KNOWN_FOR, READ_FOR, AnalyzedRuns, RemoteError, fetch_report
+from rankscope_exporter.report.runs import NodeReport
+from rankscope_exporter.top.command import show_remote
+from rankscope_exporter.web.verdict import verdict
+
+URL = "http://analyzer:10417"
+SLOW = lagging("forward", laggard=3)
+
+
+class Analyzer:
+    """Answers like an analyzer's server, and counts the requests."""
+
+    def __init__(self, job: AnalyzedJob) -> None:
+        self.body = as_json(report_of(job.analyzer, {"up": 2, "failing": 0})).encode()
+        self.status, self.asked = 200, 0
+        self.server = Prometheus(URL, fetch=self._answer)
+
+    def _answer(self, url: str, _headers: Mapping[str, str]) -> Answer:
+        assert url == f"{URL}/api/v1/runs"
+        self.asked += 1
+        return Answer(self.status, "", self.body)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> AnalyzedJob:
+    return AnalyzedJob(tmp_path).train(40).train(20, SLOW)
+
+
+@pytest.fixture
+def analyzer(job: AnalyzedJob) -> Analyzer:
+    return Analyzer(job)
+
+
+class Viewed:
+    """The report of a node that asks the analyzer, and its clock."""
+
+    def __init__(self, analyzer: Analyzer) -> None:
+        self.now = 0.0
+        self.runs = AnalyzedRuns(analyzer.server, monotonic=lambda: self.now)
+
+    def report(self, node: NodeReport) -> NodeReport:
+        return self.runs.add_to(node)
+
+
+def test_a_node_shows_what_the_analyzer_finds_in_its_run(job: AnalyzedJob, analyzer: Analyzer) -> None:
+    viewed, node = Viewed(analyzer), job.nodes[0].reporter().report()
+    assert "is not diagnosed here" in verdict(viewed.report(node), (), "")
+    viewed.runs.poll()
+    (run,) = viewed.report(node).runs
+    (finding,) = run.findings
+    assert (finding.kind, finding.rank, finding.node, run.judged_by) == ("straggler", 3, "node-1", URL)
+    assert [rank.rank for rank in run.ranks] == [0, 1]
+    page = verdict(viewed.report(node), (), "")
+    assert finding.sentence in page
+    assert "is not diagnosed here" not in page
+
+
+def test_an_analyzer_that_is_no_longer_reached_is_no_verdict(job: AnalyzedJob, analyzer: Analyzer) -> None:
+    viewed, node = Viewed(analyzer), job.nodes[0].reporter().report()
+    viewed.report(node)
+    viewed.runs.poll()
+    viewed.now = KNOWN_FOR + 1.0
+    (run,) = viewed.report(node).runs
+    assert (run.is_judged, run.findings, run.judged_by) == (False, [], URL)
+
+
+def test_the_analyzer_is_only_asked_while_a_user_reads_the_report(job: AnalyzedJob, analyzer: Analyzer) -> None:
+    viewed = Viewed(analyzer)
+    viewed.runs.poll()
+    assert not analyzer.asked
+    viewed.report(job.nodes[0].reporter().report())
+    viewed.runs.poll()
+    viewed.now = READ_FOR + 1.0
+    viewed.runs.poll()
+    assert analyzer.asked == 1
+
+
+def test_the_verdict_on_another_job_of_the_same_name_is_not_shown(
+    tmp_path: Path, job: AnalyzedJob, analyzer: Analyzer
+) -> None:
+    other = AnalyzedJob(tmp_path / "elsewhere", nodes=3, ranks=6).train(40)
+    viewed, node = Viewed(analyzer), other.nodes[2].reporter().report()
+    viewed.report(node)
+    viewed.runs.poll()
+    assert not viewed.report(node).runs[0].is_judged
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (401, b"", "answers 401"),
+        (200, b"<html>", "is not a Rankscope exporter or analyzer of this version"),
+        (200, b'{"runs": [{"run": 1}], "at": 0}', "is not a Rankscope exporter or analyzer of this version"),
+    ],
+)
+def test_an_answer_that_is_no_report_is_an_error(analyzer: Analyzer, status: int, body: bytes, said: str) -> None:
+    analyzer.status, analyzer.body = status, body
+    with pytest.raises(RemoteError, match=said):
+        fetch_report(analyzer.server)
+
+
+def test_top_shows_the_ranks_of_all_nodes(analyzer: Analyzer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_remote(lambda: analyzer.server, once=True, is_json=False) == 0
+    shown = capsys.readouterr().out
+    assert "Rank 3 (node-1) slows down run r" in shown
+    assert [shown.count(f"  {node}\n") for node in ("node-0", "node-1")] == [2, 2]
+    assert URL in shown
+
+
+def test_top_says_why_it_shows_nothing(analyzer: Analyzer, capsys: pytest.CaptureFixture[str]) -> None:
+    analyzer.status = 503
+    assert show_remote(lambda: analyzer.server, once=True, is_json=False) == 2
+    assert capsys.readouterr().err == f"rankscope top: {URL} answers 503 \n"
