@@ -125,13 +125,16 @@ def test_prometheus_finds_the_exporter_of_each_profile_under_one_name(services: 
     assert targets == [f"{aliases[0]}:{DEFAULT_PORT}"]
 
 
-def test_the_analyzer_asks_the_exporters_that_prometheus_scrapes_and_is_scraped(services: dict[str, Any]) -> None:
+def test_the_analyzer_asks_the_exporters_that_prometheus_scrapes_and_is_scraped(
+    services: dict[str, Any], profile: str
+) -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
     jobs = {job["job_name"]: job for job in config["scrape_configs"]}
     assert jobs["rankscope-analyzer"]["static_configs"] == [{"targets": [f"{ANALYZER}:{DEFAULT_PORT}"]}]
     (source,) = (flag.removeprefix("--analyze=") for flag in services[ANALYZER]["command"])
     assert parse_source(source)
     assert source == f"prometheus+http://prometheus:{services['prometheus']['ports'][0]['target']}"
+    assert services[EXPORTERS[profile]]["command"][-1] == f"--analyzer.url=http://{ANALYZER}:{DEFAULT_PORT}"
     assert services[ANALYZER]["hostname"] == ANALYZER, "the pages of the nodes name it"
 
 
@@ -171,7 +174,7 @@ def test_the_gpu_profile_reserves_the_gpus_and_the_demo_simulates_them() -> None
     [device] = gpu["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["count"]) == ("nvidia", -1)  # -1 means all
     assert set(device["capabilities"]) == {"gpu", "utility"}
-    assert demo["command"] == ["--simulate=4"]
+    assert demo["command"][0] == "--simulate=4"
     assert "deploy" not in demo
 
 
