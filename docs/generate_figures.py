@@ -23,7 +23,7 @@ from rankscope_exporter.ranks import share
 from rankscope_exporter.web import limits
 
 ROOT = Path(__file__).parents[1]
-UNIT = ROOT / "deploy/node/rankscope-exporter.service"
+UNIT, ANALYZER_UNIT = (ROOT / f"deploy/node/rankscope-{name}.service" for name in ("exporter", "analyzer"))
 FIGURE = r"(\d[\d.,]*(?: of \d[\d,]*)?)"
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SLOW = "faults that slow steps"
@@ -144,6 +144,7 @@ def security() -> Figures:
         "more than {}% of a CPU. Requests": [round(100 * limits.SLOW_PAGE_SHARE)],
         "one every {} ms for": [round(1e3 * limits.REQUEST_INTERVAL)],
         "exporter to {} MiB": re.findall(r"MemoryMax=(\d+)M", UNIT.read_text(encoding="utf-8")),
+        "the analyzer to {} GiB": re.findall(r"MemoryMax=(\d+)G", ANALYZER_UNIT.read_text(encoding="utf-8")),
         "{} per address and {} in total": [limits.PASSWORD_CHECKS_PER_ADDRESS, limits.PASSWORD_CHECKS],
         "took at most {} ms ({} ms": [number("siege", phase, "P50") for phase in ("siege", "quiet")],
         "99 in a hundred at most {} ms, and {} ms": [

@@ -146,7 +146,8 @@ def make_stage(stage: Path, wheel: Path, machine: str, version: str) -> None:
         shutil.copy(HERE / name, stage)
     for scripts in ("deb", "rpm"):
         shutil.copytree(HERE / scripts, stage, dirs_exist_ok=True)
-    shutil.copy(NODE / "rankscope-exporter.default", stage)
+    for flags in NODE.glob("*.default"):
+        shutil.copy(flags, stage)
     for command, (parser, _) in PARSERS.items():
         (stage / f"_{command}").write_text(shtab.complete(parser, "zsh"))
     time = source_time()

@@ -140,6 +140,8 @@ def parse(
         parse_address(options["listen_address"])
     except ValueError as error:
         parser.exit(2, f"rankscope-exporter: --web.listen-address: {error}\n")
+    if not options["analyze"] and (options["analyze_ca"] or options["analyze_credentials"]):
+        parser.exit(2, "rankscope-exporter: --analyze.ca-file and --analyze.basic-auth-file need --analyze\n")
     if options["dcgm"] and "gpu" not in names:
         parser.exit(2, "rankscope-exporter: --metrics.dcgm: needs --collector.gpu, which provides its labels\n")
     return Config(collectors=names, **options)

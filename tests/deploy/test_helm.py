@@ -251,6 +251,7 @@ def test_a_dashboard_is_ours_and_fits_into_an_annotation(name: str) -> None:
 
 SIDECAR = {"label_rankscope": "sidecar"}
 DAEMONSET = {"label_app_kubernetes_io_name": "rankscope", "label_app_kubernetes_io_instance": "rankscope"}
+ANALYZER = DAEMONSET | {"label_app_kubernetes_io_name": "rankscope-analyzer", "container_name": "analyzer"}
 
 
 def configs_of_the_chart(targets: list[Manifest]) -> list[Manifest]:
@@ -290,6 +291,7 @@ def test_targets_have_the_job_a_stable_name_and_no_labels_of_the_pod_except_its_
 ) -> None:
     targets = [
         target(free_port, "rankscope-x7", "rankscope", **DAEMONSET),
+        target(free_port, "rankscope-analyzer-y8", "rankscope", **ANALYZER),
         target(free_port, "train-0", "ml", **SIDECAR),
         target(free_port, "train-1", "ml", **SIDECAR, phase="Succeeded"),
         target(free_port, "train-2", "ml", label_rankscope="node"),
@@ -299,13 +301,14 @@ def test_targets_have_the_job_a_stable_name_and_no_labels_of_the_pod_except_its_
         prometheus = servers.prometheus(tmp_path, yaml.safe_dump({"scrape_configs": configs(targets)}))
         prometheus.start()
         try:
-            assert wait_for(lambda: len(prometheus.query("up == 1")) == 2, 60)
+            assert wait_for(lambda: len(prometheus.query("up == 1")) == 3, 60)
             found = [one["metric"] for one in prometheus.query("up")]
         finally:
             prometheus.stop()
     assert sorted(found, key=lambda one: one["instance"]) == [
         {"__name__": "up", "job": "rankscope", "instance": "gpu-node-1"},
         {"__name__": "up", "job": "rankscope-sidecars", "instance": "ml/train-0", "pod_namespace": "ml"},
+        {"__name__": "up", "job": "rankscope-analyzer", "instance": "rankscope-analyzer"},
     ]
 
 

@@ -13,7 +13,9 @@ import shtab
 import yaml
 from deploy.packages import build
 
-UNIT = build.NODE / "rankscope-exporter.service"
+from rankscope_exporter.analyzer.targets import SUFFIXES, parse_source
+
+EXPORTER, ANALYZER = (build.NODE / f"rankscope-{name}.service" for name in ("exporter", "analyzer"))
 FIRST_FLAGS = {"rankscope": "--version", "rankscope-exporter": "--web.listen-address"}
 COMPLETE = """
 source "$1"
@@ -24,17 +26,18 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-def service() -> configparser.SectionProxy:
-    unit = configparser.ConfigParser(interpolation=None, strict=False)
-    unit.optionxform = str
-    unit.read_string(UNIT.read_text())
-    return unit["Service"]
+def service(unit: Path) -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str
+    parser.read_string(unit.read_text())
+    return parser["Service"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_the_service_has_a_low_exposure(tmp_path: Path) -> None:
-    unit = shutil.copy(UNIT, tmp_path)
-    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=20", str(unit)]
+@pytest.mark.parametrize(("unit", "threshold"), [(EXPORTER, 20), (ANALYZER, 12)], ids=["exporter", "analyzer"])
+def test_a_service_has_a_low_exposure(unit: Path, threshold: int, tmp_path: Path) -> None:
+    copied = shutil.copy(unit, tmp_path)
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={threshold}", str(copied)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -42,15 +45,52 @@ def test_the_service_has_a_low_exposure(tmp_path: Path) -> None:
 def test_the_service_sets_no_restriction_that_breaks_the_exporter() -> None:
     hides_devices = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock"}
     hides_processes_and_users = {"ProtectProc", "ProcSubset", "PrivateUsers", "PrivateNetwork"}
-    assert not (hides_devices | hides_processes_and_users) & set(service())
+    assert not (hides_devices | hides_processes_and_users) & set(service(EXPORTER))
 
 
-def test_every_flag_of_the_example_exists() -> None:
+def test_the_analyzer_has_every_restriction_of_the_exporter_and_its_own_state() -> None:
+    exporter, analyzer = service(EXPORTER), service(ANALYZER)
+    differing = {"EnvironmentFile", "ExecStart", "StateDirectory", "MemoryMax", "User"}
+    assert {name: analyzer.get(name) for name in exporter.keys() - differing} == {
+        name: exporter[name] for name in exporter.keys() - differing
+    }
+    assert f"--state-dir=%S/{analyzer['StateDirectory']} " in analyzer["ExecStart"]
+    assert analyzer["StateDirectory"] != exporter["StateDirectory"]
+
+
+def test_a_unit_reads_the_flags_that_the_packages_install() -> None:
+    contents = yaml.safe_load((build.HERE / "nfpm.yaml").read_text())["contents"]
+    installed = {one["src"]: one["dst"] for one in contents}
+    for unit in (EXPORTER, ANALYZER):
+        flags = unit.with_suffix(".default")
+        assert flags.exists()
+        assert service(unit)["EnvironmentFile"] == f"-{installed[flags.name]}"
+
+
+def test_only_the_exporter_starts_by_itself() -> None:
+    scripts = {path.name: path.read_text() for kind in ("deb", "rpm") for path in (build.HERE / kind).iterdir()}
+    starting = re.compile(r"preset|\benable\b|\bstart\b|invoke restart|for unit in")
+    for name, script in scripts.items():
+        assert not [line for line in script.splitlines() if starting.search(line) and ANALYZER.name in line], name
+    for name in ("postrm", "prerm", "postun", "preun"):
+        assert ANALYZER.name in scripts[name]
+
+
+@pytest.mark.parametrize("unit", [EXPORTER, ANALYZER], ids=["exporter", "analyzer"])
+def test_every_flag_of_a_service_and_its_example_exists(unit: Path) -> None:
     (parser, _) = build.PARSERS["rankscope-exporter"]
     known = {flag for action in parser._actions for flag in action.option_strings}
-    flags = re.findall(r"(--[\w.-]+)=", (build.NODE / "rankscope-exporter.default").read_text())
+    flags = re.findall(r"(--[\w.-]+)=", unit.read_text() + unit.with_suffix(".default").read_text())
     assert flags
     assert set(flags) <= known
+
+
+def test_every_example_of_targets_is_one() -> None:
+    examples = re.findall("^#TARGETS=(.+)", ANALYZER.with_suffix(".default").read_text(), re.M)
+    assert len(examples) == 4
+    names = [name for text in examples for name in text.split(",") if not name.endswith(SUFFIXES)]  # files are read
+    assert [parse_source(name).text for name in names] == names
+    assert len(names) == 5
 
 
 @pytest.mark.parametrize("command", build.PARSERS)

@@ -129,17 +129,18 @@ def test_inhibit_rules_match_only_our_alerts() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rankscope-exporter.service", "rankscope-analyzer.service"])
+def test_systemd_accepts_the_unit(name: str, tmp_path: Path) -> None:
     program = tmp_path / "rankscope-exporter"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    unit = tmp_path / "rankscope-exporter.service"
-    text = (ROOT / "deploy/node/rankscope-exporter.service").read_text()
+    unit = tmp_path / name
+    text = (ROOT / "deploy/node" / name).read_text()
     unit.write_text(text.replace("ExecStart=rankscope-exporter", f"ExecStart={program}"))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(unit)], check=True, capture_output=True, text=True
     )
-    assert "rankscope-exporter.service" not in done.stderr
+    assert name not in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="no systemd here")

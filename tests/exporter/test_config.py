@@ -87,6 +87,14 @@ def test_dcgm_metrics_are_optional_and_need_the_gpu_collector(capsys: pytest.Cap
     assert "--metrics.dcgm: needs --collector.gpu" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--analyze.ca-file=ca.pem", "--analyze.basic-auth-file=password"])
+def test_flags_of_the_analyzer_need_it(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parsed("--analyze=node-a", flag).analyze == ["node-a"]
+    with pytest.raises(SystemExit, match="2"):
+        parsed(flag)
+    assert "need --analyze\n" in capsys.readouterr().err
+
+
 def test_the_node_name_comes_from_the_flag_then_the_environment_then_the_host(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -15,6 +15,10 @@ from validation.packages.systems import DEBIAN_12, BootedSystem, bootstrap
 
 PLAYBOOK = ROOT / "deploy/ansible/site.yml"
 WAIT = "curl --silent --output /dev/null --write-out '%{http_code} ' --retry 10 --retry-delay 1 --retry-connrefused"
+PASSWORD = "/run/credentials/rankscope-analyzer.service/password"
+TARGETS = """for _ in $(seq 30); do
+    curl --silent http://localhost:10418/metrics | grep 'analyzer_targets{state="up"} 1.0' && break; sleep 1
+done"""
 RECAP = re.compile(r"ok=\d+ +changed=(\d+) +unreachable=0 +failed=0")
 
 
@@ -36,6 +40,7 @@ def check(package: Path, scratch: Path) -> list[Check]:
             f"{WAIT} http://localhost:10417/-/healthy; {WAIT} --user prometheus:secret http://localhost:10417/-/healthy"
         )
         answers = node.run(ask).stdout.split()
+        targets = node.run(TARGETS).stdout.strip()
     changed = [int(found[1]) if (found := RECAP.search(one.stdout)) else -1 for one in runs]
     failed = "".join(one.stdout + one.stderr for one in runs)[-300:] if -1 in changed else ""
     return [
@@ -45,6 +50,7 @@ def check(package: Path, scratch: Path) -> list[Check]:
             (lint.stdout + lint.stderr).strip()[-300:] if lint.returncode else "nothing",
         ),
         Check("the role starts the service, with a password", answers == ["401", "200"], failed or " ".join(answers)),
+        Check("the analyzer asks the exporter, with its password", targets.endswith(" 1.0"), targets),
         Check("a second run changes nothing", changed[1] == 0, f"{changed[0]} changes, then {changed[1]}"),
     ]
 
@@ -56,8 +62,16 @@ def _arguments(node: BootedSystem, package: Path, scratch: Path) -> list[str | P
     public = key.with_suffix(".pub").read_text().strip()
     node.do(f"mkdir -p /root/.ssh; echo '{public}' > /root/.ssh/authorized_keys")
     inventory = scratch / "inventory.ini"
-    inventory.write_text(f"[gpu_nodes]\n{node.ADDRESS} ansible_user=root ansible_ssh_private_key_file={key}\n")
+    host = f"{node.ADDRESS} ansible_user=root ansible_ssh_private_key_file={key}"
+    inventory.write_text(f"[gpu_nodes]\n{host}\n[analyzer]\n{node.ADDRESS}\n")
     web = scratch / "web.yml"
     web.write_text(f"basic_auth_users: {{prometheus: '{bcrypt.hashpw(b'secret', bcrypt.gensalt(10)).decode()}'}}\n")
-    variables = {"rankscope_package": str(package), "rankscope_web_files": {"web.yml": str(web)}}
+    password = scratch / "password"
+    password.write_text("prometheus:secret\n")
+    variables = {
+        "rankscope_package": str(package),
+        "rankscope_web_files": {"web.yml": str(web)},
+        "rankscope_analyzer_files": {"password": str(password)},
+        "rankscope_analyzer_options": f"--analyze.basic-auth-file={PASSWORD}",
+    }
     return ["-i", inventory, PLAYBOOK, "-e", json.dumps(variables)]

@@ -37,7 +37,7 @@ def check(old: Path, new: Path, scratch: Path) -> list[Check]:
         entered = {str(directory) for path in (ROOT, *interpreter) for directory in path.parents}
         node.do(f"useradd --create-home alice; chmod a+x {' '.join(entered)}")
         before = set(node.do(LIST).splitlines())
-        return [*_install(node, old), *_train(node, new), *_purge(node, before)]
+        return [*_install(node, old), *_analyze(node), *_train(node, new), *_purge(node, before)]
 
 
 def scrape(node: BootedSystem) -> Mapping[str, list[tuple[Mapping[str, str], float]]]:
@@ -98,6 +98,20 @@ def _install(node: BootedSystem, package: Path) -> Iterator[Check]:
     yield Check("man has both pages", len(manuals.split()) == 2, manuals)
 
 
+def _analyze(node: BootedSystem) -> Iterator[Check]:
+    states = node.run("systemctl is-enabled rankscope-analyzer; systemctl is-active rankscope-analyzer").stdout.split()
+    yield Check("the analyzer does not start by itself", states == ["disabled", "inactive"], " ".join(states))
+    node.do("echo TARGETS=127.0.0.1 > /etc/default/rankscope-analyzer; systemctl enable --now rankscope-analyzer")
+    eventually(lambda: _targets(node).endswith(" 1.0"), pause=0.5)
+    yield Check("started, it asks the exporter", True, _targets(node))
+
+
+def _targets(node: BootedSystem) -> str:
+    """Return the analyzer's metric of the targets that answer; empty if there is none."""
+    shown = "curl --silent http://localhost:10418/metrics | grep 'analyzer_targets{state=\"up\"}' || true"
+    return output_line(node, shown)
+
+
 def _train(node: BootedSystem, new: Path) -> Iterator[Check]:
     job = node.start(TRAIN, "alice")
     eventually(lambda: len(steps(node)) == 2 and min(steps(node)) > 20, 120, pause=0.5)
@@ -116,6 +130,7 @@ def _train(node: BootedSystem, new: Path) -> Iterator[Check]:
     eventually(lambda: serves(node) and len(steps(node)) == 2, pause=0.5)
     kept = output_line(node, IDENTITY) == before and OPTIONS in node.do("cat /etc/default/rankscope-exporter")
     yield Check("an upgrade keeps the mount, the records, the state and the flags", kept, before)
+    eventually(lambda: _targets(node).endswith(" 1.0"), pause=0.5)
     after = steps(node)
     version = output_line(node, "dpkg-query --show rankscope")
     yield Check("the new version shows the running job", min(after) > max(seen), f"{version}, steps {after}")

@@ -15,6 +15,7 @@ PAGE = ROOT / "docs/install/node.md"
 BUILD_LOCK = "exporter/requirements-build.txt"
 SECTIONS = (
     "Install the package",
+    "Runs that span nodes",
     "TLS and a password",
     "The run directory",
     "Remove it",

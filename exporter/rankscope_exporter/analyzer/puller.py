@@ -96,11 +96,14 @@ class Puller:
     async def _discover(self) -> None:
         while True:
             found = await self._targets.find()
-            for target in self._tasks.keys() - set(found):
+            gone, new = self._tasks.keys() - set(found), set(found) - self._tasks.keys()
+            if gone or new:
+                logger.info("asking targets total=%d new=%d gone=%d", len(found), len(new), len(gone))
+            for target in gone:
                 self._tasks.pop(target).cancel()
                 self.failures.pop(target, None)
             for number, target in enumerate(found):
-                if target not in self._tasks:
+                if target in new:
                     begin = 0.0 if len(found) <= CONCURRENT else IDLE_INTERVAL * number / len(found)
                     self._tasks[target] = self._loop.create_task(self._ask_forever(target, begin))
             await asyncio.sleep(DISCOVERY_INTERVAL)

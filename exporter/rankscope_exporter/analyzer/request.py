@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import zlib
 from collections.abc import Mapping
+from http.client import responses
 from typing import NamedTuple
 
 import httptools
@@ -75,16 +77,25 @@ async def get(
     try:
         async with asyncio.timeout(timeout):
             received = await _received(target, _request(target, path, headers), tls, limit)
-    except TimeoutError as error:
-        raise RequestError("timeout") from error
+    except ssl.SSLCertVerificationError as error:
+        raise RequestError(f"TLS: {error.verify_message.rstrip('.')}") from error
     except ssl.SSLError as error:
         raise RequestError(f"TLS: {error.reason or 'failed'}") from error
     except OSError as error:
-        raise RequestError(error.strerror or "cannot connect") from error
+        raise RequestError(error_text(error)) from error
     except UnicodeError as error:  # no resolver is asked for such a name
         raise RequestError("not a name") from error
     is_packed = received.headers.get("content-encoding", "") == "gzip"
     return unpack(bytes(received.body), limit) if is_packed else bytes(received.body)
+
+
+def error_text(error: OSError) -> str:
+    """Return what the system says. asyncio replaces the text of a refused connection by its address."""
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if error.errno and error.errno > 0:  # a failed look-up has a number of its own
+        return os.strerror(error.errno)
+    return error.strerror or "cannot connect"
 
 
 def _request(target: Target, path: str, headers: Mapping[str, str]) -> bytes:
@@ -119,8 +130,11 @@ async def _received(target: Target, request: bytes, tls: ssl.SSLContext | None, 
         raise RequestError("not HTTP") from error
     finally:
         writer.transport.abort()  # a close would wait for the server: 30 s with TLS
-    if (status := parser.get_status_code()) != 200:
-        raise RequestError(f"status {status}")
+    if not (status := parser.get_status_code()):
+        raise RequestError("connection closed without an answer; if it uses TLS, write https://")
+    if status != 200:
+        page = request.split(b" ", 2)[1].decode("latin-1").partition("?")[0]
+        raise RequestError(f"status {status} {responses.get(status, '')} at {page}")
     return received
 
 

@@ -35,11 +35,13 @@ def running(flags: AnalyzerFlags, settings: FindingFlags, address: str) -> Itera
     Raise AnalyzerError.
     """
     parts = [part for text in flags.analyze or () for part in map(str.strip, text.split(",")) if part]
-    try:
-        targets = Targets(map(parse_source, parts))
-    except ValueError as error:
-        raise AnalyzerError(f"--analyze: {error}") from error
     tls, credentials = _tls(flags.analyze_ca), _credentials(flags.analyze_credentials)
+    try:
+        targets = Targets([parse_source(part, tls) for part in parts])
+    except ValueError as error:
+        raise AnalyzerError(f"--analyze: {error} (see rankscope-exporter --help)") from error
+    if not parts:
+        raise AnalyzerError("--analyze: names no target (see rankscope-exporter --help)")
     analyzer = Analyzer(settings)
     puller = Puller(targets, analyzer, tls, credentials, address)
     collector = AnalyzerCollector(analyzer, puller.counts)

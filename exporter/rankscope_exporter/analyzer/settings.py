@@ -42,7 +42,7 @@ class AnalyzerFlags:
         "--analyze.ca-file",
         type=Path,
         metavar="FILE",
-        help="certificates of the CAs of the targets, PEM (default: those of the system)",
+        help="certificates of the CAs of the targets and of a Prometheus, PEM (default: those of the system)",
     )
     analyze_credentials: Path | None = flag(
         "--analyze.basic-auth-file",

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +21,7 @@ from urllib.parse import urlencode, urlsplit
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from rankscope_exporter.analyzer.request import RequestError, Target, get
+from rankscope_exporter.analyzer.request import RequestError, Target, error_text, get
 from rankscope_exporter.documents import DocumentError, read_document
 
 DEFAULT_PORT, PROMETHEUS_PORT = 10417, 9090
@@ -31,6 +33,11 @@ JOBS = "rankscope"
 """The beginning of the name of jobs whose targets are exporters, in a Prometheus."""
 NO_EXPORTER = "analyzer"
 """The end of the name of jobs whose targets are analyzers."""
+METRICS = "/metrics"
+SUFFIXES = (".json", ".yml", ".yaml")
+"""The ends of the names of file_sd files, as in Prometheus."""
+HOST = re.compile(r"[\w:][\w.:%-]*", re.ASCII)
+"""A name or an address, also of IPv6 with a zone."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +63,23 @@ class _TargetsAnswer(BaseModel):
 
 
 def parse_target(text: str, scheme: str = "http", port: int = DEFAULT_PORT, *, is_configured: bool = True) -> Target:
-    """Return the target of `HOST`, `HOST:PORT` or a URL. Raise ValueError."""
-    url = urlsplit(text if "//" in text else f"//{text}", scheme=scheme)
+    """Return the target of `HOST`, `HOST:PORT` or a URL, also of its metrics. Raise ValueError."""
+    is_url = "//" in text
+    try:
+        url = urlsplit(text if is_url else f"//{text}", scheme=scheme)
+        port = url.port or port
+    except ValueError as error:  # such as a port that is no number; the text of the error lacks the target
+        raise ValueError(_is_no_target(text)) from error
     is_plain = not (url.username or url.query or url.fragment) and text.isascii() and text.isprintable()
-    if url.scheme not in ("http", "https") or not url.hostname or not is_plain or " " in text:
-        raise ValueError(f"{text[:100]!r} is not HOST:PORT")
-    return Target(url.hostname, url.port or port, url.scheme == "https", url.path.rstrip("/"), "", is_configured)
+    is_address = HOST.fullmatch(url.hostname or "") and (is_url or not url.path)
+    if url.scheme not in ("http", "https") or not is_address or not is_plain or " " in text:
+        raise ValueError(_is_no_target(text))
+    path = url.path.rstrip("/").removesuffix(METRICS)
+    return Target(url.hostname or "", port, url.scheme == "https", path, "", is_configured)
+
+
+def _is_no_target(text: str) -> str:
+    return f"{text[:100]!r} is not HOST:PORT"
 
 
 Find = Callable[[], Awaitable[Iterable[Target]]]
@@ -74,9 +92,12 @@ class Source(NamedTuple):
     find: Find
 
 
-def parse_source(text: str) -> Source:
-    """Return the source that a part of the flag's value names. Raise ValueError or DocumentError."""
-    if text.startswith(FILE) or text.endswith((".json", ".yml", ".yaml")):
+def parse_source(text: str, tls: ssl.SSLContext | None = None) -> Source:
+    """Return the source that a part of the flag's value names. Raise ValueError or DocumentError.
+
+    `tls` checks the certificate of a Prometheus.
+    """
+    if text.startswith(FILE) or text.endswith(SUFFIXES):
         path = Path(text.removeprefix(FILE))
         of_file(path)  # a wrong path is an error at the start
         return Source(text, lambda: asyncio.to_thread(of_file, path))
@@ -88,7 +109,9 @@ def parse_source(text: str) -> Source:
         url, _, query = text.removeprefix(PROMETHEUS).partition("?")
         server = parse_target(url, port=PROMETHEUS_PORT)
         jobs = query.removeprefix("job=") or JOBS
-        return Source(text, lambda: _of_prometheus(server, jobs))
+        return Source(text, lambda: _of_prometheus(server, jobs, tls))
+    if Path(text).is_file():
+        raise ValueError(f"{text} is a file; the name of a file_sd file ends in {', '.join(SUFFIXES)}")
     target = parse_target(text)
 
     async def one() -> Iterable[Target]:
@@ -119,9 +142,9 @@ async def _of_name(named: Target) -> Iterable[Target]:
     return [named._replace(host=str(address[0]), server_name=named.host) for *_, address in sorted(found)]
 
 
-async def _of_prometheus(server: Target, jobs: str) -> Iterable[Target]:
+async def _of_prometheus(server: Target, jobs: str, tls: ssl.SSLContext | None) -> Iterable[Target]:
     """Return the active targets of jobs whose names begin so. They are not configured names."""
-    body = await get(server, f"/api/v1/targets?{urlencode({'state': 'active'})}", {}, LOOKUP_TIMEOUT)
+    body = await get(server, f"/api/v1/targets?{urlencode({'state': 'active'})}", {}, LOOKUP_TIMEOUT, tls)
     try:
         active = _TargetsAnswer.model_validate_json(body).data.active
     except ValidationError as error:
@@ -134,7 +157,7 @@ async def _of_prometheus(server: Target, jobs: str) -> Iterable[Target]:
 def _listed(active: Iterable[_Active]) -> Iterator[Target]:
     for one in active:
         with suppress(ValueError):
-            yield parse_target(one.url.partition("?")[0].removesuffix("/metrics"), is_configured=False)
+            yield parse_target(one.url.partition("?")[0], is_configured=False)
 
 
 class Targets:
@@ -158,9 +181,13 @@ class Targets:
 
     async def _find(self, source: Source) -> None:
         try:
-            self._known[source.text] = [*await source.find()]
+            found = [*await source.find()]
+            if not found and self._known.get(source.text) != found:
+                logger.warning("no targets source=%s", source.text)
+            self._known[source.text] = found
             self._failing.discard(source.text)
-        except (RequestError, DocumentError, OSError, UnicodeError) as error:  # a timeout is an OSError
+        except (RequestError, DocumentError, OSError, UnicodeError) as error:
+            reason = error_text(error) if isinstance(error, OSError) else error
             if source.text not in self._failing:
-                logger.warning("cannot find targets source=%s error=%s", source.text, error or "timeout")
+                logger.warning("cannot find targets source=%s error=%s", source.text, reason)
             self._failing.add(source.text)

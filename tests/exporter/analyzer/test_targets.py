@@ -6,21 +6,28 @@ import asyncio
 import gzip
 import json
 import logging
+import re
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 from testing.http_server import http_server
+from testing.servers import free_port
 from testing.waiting import eventually
 
 from rankscope_exporter.analyzer import request
 from rankscope_exporter.analyzer.puller import Puller
 from rankscope_exporter.analyzer.request import RequestError, Target, get, unpack
+from rankscope_exporter.analyzer.running import AnalyzerError, running
 from rankscope_exporter.analyzer.service import Analyzer
+from rankscope_exporter.analyzer.settings import AnalyzerFlags
 from rankscope_exporter.analyzer.targets import Targets, parse_source, parse_target
+from rankscope_exporter.ranks.diagnosis_service import FindingFlags
 
 
 def find(*texts: str) -> Sequence[Target]:
@@ -32,10 +39,27 @@ def test_an_address_may_be_a_host_a_host_and_a_port_or_a_url() -> None:
     assert found == ["http://node-a:10417", "http://node-b:9000", "https://node-c:10417/prefix", "http://[::1]:80"]
 
 
-@pytest.mark.parametrize("text", ["a:b", "ftp://a", "user:secret@a", "a?x=1", "", "a b", "a\r\nX: y", "ä"])
-def test_other_texts_are_no_address(text: str) -> None:
-    with pytest.raises(ValueError, match=r".+"):
+def test_an_address_may_be_the_one_that_prometheus_scrapes() -> None:
+    assert [one.name for one in find("http://node-a:10417/metrics")] == ["http://node-a:10417"]
+
+
+INVALID_ADDRESSES = (
+    *("a:b", "a:99999", "ftp://a", "prometheus://a:9090", "user:secret@a", "a?x=1", "", "a b", "a;b", "a\r\nX: y", "ä"),
+    *("./a.ini", "conf/a.txt", "/etc/hosts", "[::1"),
+)
+
+
+@pytest.mark.parametrize("text", INVALID_ADDRESSES)
+def test_other_texts_are_no_address_and_the_error_quotes_them(text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{text!r} is not HOST:PORT")):
         parse_target(text)
+
+
+def test_a_file_of_another_kind_is_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nodes.txt").write_text("node-a\n")
+    with pytest.raises(ValueError, match=r"nodes\.txt is a file; .* \.json, \.yml, \.yaml"):
+        parse_source("nodes.txt")
 
 
 def test_a_file_is_read_again_and_a_damaged_one_keeps_the_last_targets(
@@ -49,7 +73,8 @@ def test_a_file_is_read_again_and_a_damaged_one_keeps_the_last_targets(
     assert len(asyncio.run(targets.find())) == len(asyncio.run(targets.find())) == 2
     assert caplog.text.count("cannot find targets") == 1
     path.write_text("[]")
-    assert asyncio.run(targets.find()) == []
+    assert asyncio.run(targets.find()) == asyncio.run(targets.find()) == []
+    assert caplog.text.count("no targets source=") == 1
 
 
 @pytest.mark.parametrize("content", ["[1]", '{"targets": []}', '[{"targets": "a"}]', '[{"targets": ["a:b"]}]', "["])
@@ -113,6 +138,47 @@ def test_a_redirect_is_not_followed() -> None:
         with pytest.raises(RequestError, match="status 302"):
             ask(address)
         assert not asked
+
+
+def test_the_reason_has_the_page_that_is_missing() -> None:
+    with answering(b"", 404) as (address, _), pytest.raises(RequestError, match=r"status 404 Not Found at /x$"):
+        ask(address)
+
+
+def test_the_reason_of_a_refused_connection_is_the_one_of_the_system() -> None:
+    with pytest.raises(RequestError, match=r"^Connection refused$"):
+        ask(f"127.0.0.1:{free_port()}")
+
+
+def test_a_connection_that_is_closed_without_an_answer_may_need_tls() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closing = threading.Thread(target=_read_and_close, args=(server,))
+        closing.start()
+        with pytest.raises(RequestError, match=r"without an answer.*https://"):
+            ask(f"127.0.0.1:{server.getsockname()[1]}")
+        closing.join()
+
+
+def _read_and_close(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(65536)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"analyze": [" , "]}, "--analyze: names no target"),
+        ({"analyze": ["node-a", "node-b:http"]}, "--analyze: 'node-b:http' is not HOST:PORT (see"),
+        ({"analyze": ["missing.yml"]}, "--analyze: missing.yml: No such file"),
+        ({"analyze_ca": Path("missing.pem")}, "--analyze.ca-file: missing.pem: No such file"),
+        ({"analyze_credentials": Path("/dev/null")}, "--analyze.basic-auth-file: /dev/null is not one line"),
+    ],
+)
+def test_a_wrong_flag_is_an_error_at_the_start_that_names_it(flags: dict[str, Any], text: str) -> None:
+    flags = {"analyze": ["node-a"], **flags}
+    with pytest.raises(AnalyzerError, match=re.escape(text)), running(AnalyzerFlags(**flags), FindingFlags(), ""):
+        pass
 
 
 def test_an_answer_that_is_too_large_is_not_read() -> None:
