@@ -139,12 +139,12 @@ def exporter(
     return Server(name, arguments, f"http://127.0.0.1:{port}", directory / f"{name}.log")
 
 
-def analyzer(directory: Path, targets: Sequence[str]) -> Server:
+def analyzer(directory: Path, targets: Sequence[str], flags: Sequence[str] = (), name: str = "analyzer") -> Server:
     """Return an analyzer of the runs that span these exporters."""
     port = free_port()
     arguments = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{port}"]
-    arguments += [f"--analyze={','.join(targets)}"]
-    return Server("analyzer", arguments, f"http://127.0.0.1:{port}", directory / "analyzer.log")
+    arguments += [f"--analyze={','.join(targets)}", *flags]
+    return Server(name, arguments, f"http://127.0.0.1:{port}", directory / f"{name}.log")
 
 
 def alertmanager(directory: Path, configuration: str) -> Server:
