@@ -135,6 +135,7 @@ class TestOnThePort:
             (clients.odd_accepts, "200"),
             (clients.damaged_requests, "400"),
             (clients.pages, "200"),
+            (clients.facts, "200"),
         ],
     )
     def test_the_attack_happens_and_the_server_goes_on(

@@ -67,6 +67,7 @@ ATTACKS = {
     "guessed passwords": Attack(clients.guesses, 0.2),
     "odd Accept headers": Attack(clients.odd_accepts, 0.2),
     "pages in a loop": Attack(clients.pages, 0.1),
+    "facts in a loop": Attack(clients.facts, 0.1),
     "damaged requests": Attack(clients.damaged_requests, 0.2),
 }
 BURN = "burn"

@@ -16,6 +16,8 @@ from types import TracebackType
 from validation.fuzz.requests import OPENMETRICS, STATUS, damaged
 from validation.siege.target import INSIDER, Seen, Target, any_server
 
+from rankscope_exporter.node_facts.wire import ANALYZER
+
 TIMEOUT = 5.0  # seconds for one call
 MANY = 400  # connections of one attacker: three times the exporter's limit
 NEW = 40  # most connections an act
@@ -24,6 +26,7 @@ GUESSES = 40  # at once: more than the limit for one address
 START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /-/release HTTP/1.1\r\nHost: x\r\n"
 PAGES, LOOPS = (b"/", b"/-/healthy", b"/-/ready", b"/none"), 20
+FACTS = tuple(b"/api/v1/facts" + cursor for cursor in (b"", b"?after=0", b"?after=-1e999", b"?after=nan", b"?after=x"))
 CHURN = 300  # connections an act, and held: more than the kernel's queue
 LARGE = START + b"X-Long: " + b"a" * 30_000  # a request of 30 kB without its end
 CHURNED = (LARGE + b"\r\n\r\n", LARGE, (START + b"\r\n") * 8, b"")
@@ -275,6 +278,20 @@ def pages(target: Target, seen: Seen) -> Generator[None]:
         for path in cycle(PAGES):
             held.read()
             held.fill(ASK.replace(b"/metrics", path) + b"Connection: close\r\n\r\n")
+            yield
+
+
+def facts(target: Target, seen: Seen) -> Generator[None]:
+    """Request the facts for an analyzer with any cursor and as any analyzer, and read only half of the answers."""
+    numbers = count()
+    with HeldConnections(target, seen, LOOPS) as read, HeldConnections(target, seen, LOOPS) as unread:
+        while True:
+            number = next(numbers)
+            path, name = FACTS[number % len(FACTS)], f"{ANALYZER}: forged-{number}:1\r\n".encode()
+            asked = ASK.replace(b"/metrics", path) + name + b"Accept-Encoding: gzip\r\n"
+            read.read()
+            read.fill(asked + b"Connection: close\r\n\r\n")
+            unread.fill((asked + b"\r\n") * 8)
             yield
 
 

@@ -7,9 +7,10 @@ of the nodes do not matter. A process keeps the start that it was first given, s
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from rankscope_exporter.analyzer.alignment import Process
@@ -20,6 +21,8 @@ from rankscope_exporter.ranks.reference_step import AnyStep
 KEPT_MOMENTS, KEPT_BYTES = 120, 8 * 2**20
 """The most moments of a node that are not judged yet, and their bytes as JSON: they take about seven times as much."""
 LOCAL = re.compile(r"(localhost|127\.|::1|0\.0\.0\.0)")
+RUNS_LIMIT = 16
+"""The most runs of a node. A node has one or two, and at most 16 GPUs."""
 CLOCK_RESOLUTION = 1e-6
 """Seconds: no offset between two nodes is exact."""
 
@@ -102,6 +105,8 @@ class Node:
     offset: ClockOffset = field(default_factory=ClockOffset)
     current: Moment | None = None
     """The last moment that was judged."""
+    _runs: dict[Run, None] = field(default_factory=dict)
+    """The runs of the last moment, in the order in which they came."""
     _moments: deque[Moment] = field(default_factory=deque)
     _sizes: deque[float] = field(default_factory=deque)
     """The bytes of each of them."""
@@ -144,10 +149,26 @@ class Node:
     def advance(self, until: float) -> Iterator[tuple[Process, str | None, Sequence[AnyStep]]]:
         """Go on to the last moment at or before that time. Yield the steps of all moments up to it."""
         while self._moments and self._moments[0].at + self.offset.seconds <= until:
-            self.current = self._moments.popleft()
+            self.current = self._within_limit(self._moments.popleft())
             self._sizes.popleft()
             for sent in self.current.ranks:
                 yield self.process(sent), sent.clock, [step_of(row, sent.clock) for row in sent.steps if sent.clock]
+
+    def _within_limit(self, moment: Moment) -> Moment:
+        """Leave out runs beyond the limit: first those of owners with more runs, then the youngest. Return the moment.
+
+        A node that invents runs must not take the place of those of other nodes.
+        """
+        present = dict.fromkeys(tuple(sent.run) for sent in moment.ranks)
+        self._runs = {run: None for run in (*self._runs, *present) if run in present}
+        if len(self._runs) > RUNS_LIMIT:
+            of_owner: dict[str, list[Run]] = defaultdict(list)
+            for run in self._runs:
+                of_owner[run[1]].append(run)
+            turns = (run for turn in zip_longest(*of_owner.values()) for run in turn if run)
+            kept = {*islice(turns, RUNS_LIMIT)}
+            moment.ranks = [sent for sent in moment.ranks if tuple(sent.run) in kept]
+        return moment
 
     def process(self, sent: SentRank) -> Process:
         """Return the process of a rank."""

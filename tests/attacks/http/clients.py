@@ -13,6 +13,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from tests.exporter.web.conftest import READY, running
 
 from rankscope_exporter.exposition.scrape import Scrape
+from rankscope_exporter.node_facts.recorder import NodeFacts
+from rankscope_exporter.report.runs import Reporter
 from rankscope_exporter.web.app import create_app
 
 REQUEST = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n"
@@ -38,14 +40,17 @@ class Large:
 
 
 @contextmanager
-def server(*collectors: Large, web_config: Path | None = None) -> Iterator[tuple[int, int]]:
+def server(
+    *collectors: Large, web_config: Path | None = None, facts: NodeFacts | None = None, reporter: Reporter | None = None
+) -> Iterator[tuple[int, int]]:
     """Run the exporter's server in this process; yield its port on 127.0.0.1, and on ::1, another address."""
+    app = create_app(Scrape(collectors), READY, reporter, facts or NodeFacts("node-a", "boot"))
     with ExitStack() as stack:
         listeners = [
             stack.enter_context(socket.create_server((host, 0), family=family, backlog=128))
             for host, family in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6))
         ]
-        stack.enter_context(running(create_app(Scrape(collectors), READY), web_config, *listeners))
+        stack.enter_context(running(app, web_config, *listeners))
         yield listeners[0].getsockname()[1], listeners[1].getsockname()[1]
 
 

@@ -42,7 +42,7 @@ def test_the_status_page_is_rendered_once_for_clients_that_request_it_in_a_loop(
         assert collector.reads == 6
 
 
-@pytest.mark.parametrize("path", ["/", "/-/healthy", "/-/ready", "/none"])
+@pytest.mark.parametrize("path", ["/", "/-/healthy", "/-/ready", "/none", "/api/v1/facts", "/api/v1/facts?after=0"])
 def test_other_pages_are_answered_one_after_another_and_scrapes_at_once(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
@@ -66,7 +66,7 @@ def test_requests_without_a_password_are_refused_one_after_another(
             assert select.select(connections, [], [], 0.5)[0] == []
 
 
-@pytest.mark.parametrize("path", ["/", "/-/healthy", "/-/ready"])
+@pytest.mark.parametrize("path", ["/", "/-/healthy", "/-/ready", "/api/v1/facts?after=-inf"])
 def test_all_clients_get_the_page(path: str) -> None:
     with server(Large()) as ports:
         assert scrape(ports[0], path) == 200
