@@ -121,7 +121,7 @@ def _train(node: BootedSystem, new: Path) -> Iterator[Check]:
         len(memory) == 2,
         f"steps {seen}, with memory and CPU time",
     )
-    for command, text in (("top --once", "mine, user"), ("hang --run mine", "of 2 ranks"), ("explain", "mine, user")):
+    for command, text in (("top --once", "mine, user"), ("hang --run mine", "2 ranks"), ("explain", "mine, user")):
         done = node.run(f"rankscope {command}")
         lines = [line for line in done.stdout.splitlines() if text in line]
         yield Check(f"rankscope {command} shows the run", bool(lines), " ".join(lines) or done.stdout + done.stderr)
