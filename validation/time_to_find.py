@@ -6,12 +6,12 @@
     python -m validation.time_to_find --nodes 2 --judge diagnosis rules --save
 
 Faults of the gauntlet that slow down steps (1.4 times as long), and a hang, are injected into a real job of four ranks.
-Exporters, Prometheus, Alertmanager and thresholds are real and as shipped; one Prometheus scrapes every 5 s, another
-every 15 s. With several nodes, each has an exporter and its share of the ranks, and an analyzer asks them all; the
-nodes are names, run directories and GPUs on one machine, with one clock. Seconds are from the onset to the first
-`/metrics` of the exporter, or of the analyzer, with the right finding, and to the notification at the receiver. With
-the judge `rules`, there is no analyzer: Prometheus' rules alone judge a run that spans nodes. The GPUs and the device's
-time are simulated.
+Exporters, Prometheus, Alertmanager and thresholds are real and as shipped, without the limit of alerts an hour; one
+Prometheus scrapes every 5 s, another every 15 s. With several nodes, each has an exporter and its share of the ranks,
+and an analyzer asks them all; the nodes are names, run directories and GPUs on one machine, with one clock. Seconds are
+from the onset to the first `/metrics` of the exporter, or of the analyzer, with the right finding, and to the
+notification at the receiver. With the judge `rules`, there is no analyzer: Prometheus' rules alone judge a run that
+spans nodes. The GPUs and the device's time are simulated.
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ BOUND_ON_NODES = (
 )
 DIVISORS = [nodes for nodes in range(1, RANKS + 1) if RANKS % nodes == 0]
 DIAGNOSIS, RULES = JUDGES = ("diagnosis", "rules")
-ALERTS = 'ALERTS{alertname!="RankscopeRunNotDiagnosed"}'
-"""All alerts, except the one that the run has no analyzer."""
+MANY = "RankscopeManyAlerts"
+"""The alert instead of the alerts of an owner who has had ten in an hour: here, each fault is notified."""
+ALERTS = f'ALERTS{{alertname!~"RankscopeRunNotDiagnosed|{MANY}"}}'
+"""All alerts, except that one, and that the run has no analyzer."""
 READY = f"count(rankscope_rank_up == 1) == {RANKS}"
 
 
@@ -75,6 +77,13 @@ def _config(interval: str, analyzers: Sequence[str], exporters: Sequence[str], a
         job = {"job_name": "rankscope-analyzer", "static_configs": [{"targets": list(analyzers)}]}
         config["scrape_configs"].append(job)
     return yaml.safe_dump(config, sort_keys=False)
+
+
+def _alertmanager_config(webhook_url: str) -> str:
+    config = shipped.alertmanager_document(webhook_url)
+    rules = [rule for rule in config["inhibit_rules"] if rule["source_matchers"] != [f'alertname="{MANY}"']]
+    assert len(rules) < len(config["inhibit_rules"])
+    return yaml.safe_dump({**config, "inhibit_rules": rules}, sort_keys=False)
 
 
 class MonitoredArena(Arena):
@@ -92,7 +101,7 @@ class MonitoredArena(Arena):
     def _stack(self, directory: Path, interval: str, targets: Sequence[str]) -> Stack:
         directory.mkdir()
         config = partial(_config, interval, [analyzer.address for analyzer in self.analyzers])
-        speed: Any = SimpleNamespace(alertmanager_config=shipped.alertmanager_config, prometheus_config=config)
+        speed: Any = SimpleNamespace(alertmanager_config=_alertmanager_config, prometheus_config=config)
         return Stack(directory, [], speed=speed, targets=targets)
 
     def _start(self, started: ExitStack) -> None:

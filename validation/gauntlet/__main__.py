@@ -5,6 +5,7 @@
     make gauntlet GAUNTLET="--doses 1.4 1.15 2"              also steps 1.15 times and twice as long
     python -m validation.gauntlet --device asynchronous      cases about ranks; the host runs ahead, as with CUDA
     RANKS=2 python -m validation.gauntlet                    a job of two ranks
+    python -m validation.gauntlet --nodes 2                  cases about ranks; the ranks are on several nodes
     python -m validation.gauntlet --table                    print the ledger; run nothing
     python -m validation.gauntlet --record --only f03        record a run for the rules' tests; not in the ledger
 
@@ -53,6 +54,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="CASE", default=[], help="cases whose name starts with this")
     parser.add_argument("--no-pairs", dest="pairs", action="store_false", help="without two faults at once")
     parser.add_argument("--device", choices=DEVICES, default=GLOO)
+    nodes = [nodes for nodes in range(1, RANKS + 1) if RANKS % nodes == 0]
+    parser.add_argument("--nodes", type=int, choices=nodes, default=1, help="nodes with an analyzer (%(default)s)")
     parser.add_argument("--record", action="store_true", help="each case once, with its series for tests/rules")
     parser.add_argument("--table", action="store_true", help="print the ledger, run nothing")
     return parser.parse_args(arguments)
@@ -62,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run cases that are not in the ledger yet. Return 2 if a case is unknown or training does not work."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers and the job, too
-    ledger = options.save.ledger(NAMES[options.device])
-    runs = schedule(options.seeds, options.doses, options.pairs, options.device)
+    ledger = options.save.ledger(_name(options))
+    runs = schedule(options.seeds, options.doses, options.pairs, options.device, options.nodes)
     planned = [run for run in runs if _is_wanted(run, options.only)]
     if not planned:
         sys.stderr.write(f"gauntlet: --only: no case starts with {' or '.join(options.only)}\n")
@@ -78,27 +81,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (JobError, RuntimeError, FileNotFoundError) as error:
         sys.stderr.write(f"gauntlet: {error}\n")
         return 2
-    print(page(ledger, options.device).page())
+    print(page(ledger, options).page())
     return 0
 
 
+def _name(options: argparse.Namespace) -> str:
+    return NAMES[options.device] + (f"_{options.nodes}_nodes" if options.nodes > 1 else "")
+
+
 @contextmanager
-def _arena(device: str) -> Iterator[LoneArena]:
+def _arena(device: str, nodes: int = 1) -> Iterator[LoneArena]:
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-") as directory,
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
-        LoneArena(Path(directory), Path(memory), device) as arena,
+        LoneArena(Path(directory), Path(memory), device, nodes) as arena,
     ):
         yield arena
 
 
 def _run_all(runs: Sequence[Run], ledger: Ledger, options: argparse.Namespace) -> None:
-    with _arena(options.device) as arena:
+    with _arena(options.device, options.nodes) as arena:
         runner = Runner(arena)
         for number, run in enumerate(runs, start=1):
             line = runner.run(run)
             ledger.add(line)
-            page(ledger, options.device).write(options.save)
+            page(ledger, options).write(options.save)
             say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}")
 
 
@@ -112,11 +119,11 @@ def _record_all(runs: Sequence[Run], device: str) -> None:
             say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}{'' if is_right(line) else '; NOT RECORDED'}")
 
 
-def page(ledger: Ledger, device: str) -> report.Report:
+def page(ledger: Ledger, options: argparse.Namespace) -> report.Report:
     """Return the report of the ledger."""
-    return report.Report(
-        NAMES[device], TITLES[device], ABOUT[device], BOUND, body(ledger.lines), len(ledger.lines), ["torch"]
-    )
+    device, on = options.device, f" on {options.nodes} nodes" * (options.nodes > 1)
+    title, name = f"{TITLES[device]}{on}", _name(options)
+    return report.Report(name, title, ABOUT[device], BOUND, body(ledger.lines), len(ledger.lines), ["torch"])
 
 
 def _result(line: dict[str, Any]) -> str:

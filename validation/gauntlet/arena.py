@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -173,6 +173,13 @@ class Arena:
         """Send SIGKILL to a rank; torchrun ends the job."""
         self._mark_onset(self.job.kill(rank))
 
+    def labels_of(self, place: Mapping[str, str]) -> dict[str, str]:
+        """Return the labels of a place, in which `gpu` is the number of a GPU of all nodes."""
+        if self.nodes == 1 or "gpu" not in place:
+            return {**place}
+        on, index = self._place(int(place["gpu"]))
+        return {**place, "gpu": str(index), "node": node(on)}
+
     # For the runner.
 
     def heal(self) -> float:
@@ -248,9 +255,12 @@ class Arena:
 class LoneArena(Arena):
     """An arena with its own stack, at the fast speed."""
 
-    def __init__(self, directory: Path, memory: Path, device: str = GLOO) -> None:
-        super().__init__(directory, memory, device)
-        self.stack = Stack(directory, [self.exporter])
+    def __init__(self, directory: Path, memory: Path, device: str = GLOO, nodes: int = 1) -> None:
+        super().__init__(directory, memory, device, nodes=nodes)
+        flags = [f"--collector.findings.thresholds={THRESHOLDS}"]
+        targets = [exporter.address for exporter in self.exporters]
+        analyzers = [servers.analyzer(directory, targets, flags)] if nodes > 1 else []
+        self.stack = Stack(directory, [*self.exporters, *analyzers])
 
     def become_quiet(self) -> bool:
         """Wait until all ranks train without an alert for a while. Return whether they do."""

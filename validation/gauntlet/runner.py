@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from testing.job.launch import JobError
@@ -11,6 +13,7 @@ from testing.stack import wait_for
 from testing.webhook import Notification
 from validation.gauntlet import shadow
 from validation.gauntlet.arena import RUN, LoneArena
+from validation.gauntlet.case import Case, Target
 from validation.gauntlet.runbooks import ask
 from validation.gauntlet.schedule import Run
 from validation.gauntlet.score import Verdict, false_alarms, judge
@@ -23,6 +26,7 @@ NOTIFIED_WITHIN = 60.0  # seconds from the onset; a later notification does not 
 LISTEN_ON = 5.0  # seconds after the last expected notification, for false alarms
 DECOY_FOR = 25.0  # seconds: more than twice the time of the slowest rule
 RESOLVED_WITHIN = 45.0
+Cases = Sequence[tuple[Case, Target]]
 
 
 class Runner:
@@ -43,16 +47,17 @@ class Runner:
 
     def _run(self, run: Run) -> dict[str, Any]:
         first = len(self._arena.stack.webhook.notifications)
+        cases = [(self._placed(case), target) for case, target in run.cases]
         began = time.time()
-        time.sleep(max(run.wait, *(case.healthy_seconds for case, _ in run.cases)) + self._longer)
+        time.sleep(max(run.wait, *(case.healthy_seconds for case, _ in cases)) + self._longer)
         healthy_step = self._arena.step_seconds()
         injected = time.time()
-        for case, target in run.cases:
+        for case, target in cases:
             case.inject(self._arena, target)
         onset = self._arena.onset
-        verdicts = self._listen(run, onset, first)
+        verdicts = self._listen(cases, onset, first)
         explained = self._explained()
-        runbook = self._runbook(run, verdicts)
+        runbook = self._runbook(cases, verdicts)
         step = self._arena.step_seconds()
         ended = time.time()
         errors = self._arena.stack.prometheus.rule_errors()
@@ -70,11 +75,11 @@ class Runner:
             "runbook": runbook,
             "resolved": resolved is not None,
             "resolved_seconds": resolved,
-            "false_alarms": false_alarms(run.cases, self._since(first)),
+            "false_alarms": false_alarms(cases, self._since(first)),
             "quiet_afterwards": is_quiet,
             "step_seconds": [healthy_step, step],
             "rule_errors": errors,
-            "findings": shadow.scored(found, run.cases, onset),
+            "findings": shadow.scored(found, cases, onset),
             "watched_seconds": round(time.time() - began, 1),
             "load": os.getloadavg()[0],
         }
@@ -88,23 +93,27 @@ class Runner:
         answer = as_object(found, time.time())
         return {name: answer[name] for name in ("alert", "rank", "host", "gpu", "cause", "share")}
 
-    def _runbook(self, run: Run, verdicts: list[Verdict]) -> list[dict[str, Any]]:
+    def _placed(self, case: Case) -> Case:
+        """Return the case with the labels that its place has in the arena."""
+        return replace(case, place=lambda target: self._arena.labels_of(case.place(target)))
+
+    def _runbook(self, cases: Cases, verdicts: list[Verdict]) -> list[dict[str, Any]]:
         """Return the current answers to the queries in the runbooks of the notified alerts."""
         notified = [
             (verdict.labels["alertname"], case.place(target))
-            for (case, target), verdict in zip(run.cases, verdicts, strict=False)
+            for (case, target), verdict in zip(cases, verdicts, strict=False)
             if verdict.labels
         ]
         return ask(self._arena.stack.prometheus.url, RUN, notified)
 
-    def _listen(self, run: Run, onset: float, first: int) -> list[Verdict]:
+    def _listen(self, cases: Cases, onset: float, first: int) -> list[Verdict]:
         """Wait for all expected notifications and a little longer, or for the time of a decoy. Return the verdicts."""
 
         def verdicts() -> list[Verdict]:
-            faults = [fault for fault in run.cases if not fault[0].is_decoy]
+            faults = [fault for fault in cases if not fault[0].is_decoy]
             return [judge(case, target, onset, self._since(first)) for case, target in faults]
 
-        if run.kind == "decoy":
+        if all(case.is_decoy for case, _ in cases):
             time.sleep(DECOY_FOR)
         elif wait_for(lambda: all(verdict.fired for verdict in verdicts()), onset + NOTIFIED_WITHIN - time.time()):
             time.sleep(LISTEN_ON + self._longer)

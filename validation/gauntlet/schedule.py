@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from testing.job.device import GLOO
+from testing.job.device import ASYNCHRONOUS, GLOO
 from testing.job.launch import RANKS
 from validation.gauntlet.arena import GPUS
 from validation.gauntlet.case import LOUD, Case, Target
@@ -36,11 +36,13 @@ class Run:
     """Seconds before the onset."""
     targets: tuple[Target, ...]
     device: str = GLOO
+    nodes: int = 1
 
     @property
     def id(self) -> str:
         """The run's name in the ledger."""
         device = "" if self.device == GLOO else f"@{self.device}"
+        device += f"@{self.nodes}-nodes" if self.nodes > 1 else ""
         return f"{'+'.join(self.names)}{device}/{self.dose:g}/{self.seed}"
 
     @property
@@ -70,29 +72,37 @@ class Run:
         }
 
 
-def draw(names: Sequence[str], seed: int, dose: float = LOUD, device: str = GLOO) -> Run:
+def draw(names: Sequence[str], seed: int, dose: float = LOUD, device: str = GLOO, nodes: int = 1) -> Run:
     """Return the run for these arguments, always the same. Two faults hit different ranks."""
     chance = random.Random(f"{names}/{seed}")
     ranks = chance.sample(range(RANKS), len(names))
     gpus = chance.sample(range(RANKS, GPUS), len(names))
     targets = tuple(Target(rank, gpu, dose) for rank, gpu in zip(ranks, gpus, strict=True))
-    return Run(tuple(names), seed, dose, chance.uniform(0, LONGEST_WAIT), targets, device)
+    return Run(tuple(names), seed, dose, chance.uniform(0, LONGEST_WAIT), targets, device, nodes)
 
 
 def schedule(
-    seeds: Iterable[int], doses: Sequence[float] = (LOUD,), pairs: bool = True, device: str = GLOO
+    seeds: Iterable[int],
+    doses: Sequence[float] = (LOUD,),
+    pairs: bool = True,
+    device: str = GLOO,
+    nodes: int = 1,
 ) -> Iterator[Run]:
-    """Yield all runs at the first dose, and faults with doses at the others, shuffled for each seed."""
+    """Yield all runs at the first dose, and faults with doses at the others, shuffled for each seed.
+
+    On several nodes, only cases about ranks.
+    """
     for seed in seeds:
-        runs = list(chain.from_iterable(_runs(seed, dose, dose == doses[0], pairs, device) for dose in doses))
+        runs = list(chain.from_iterable(_runs(seed, dose, dose == doses[0], pairs, device, nodes) for dose in doses))
         random.Random(seed).shuffle(runs)
         yield from runs
 
 
-def _runs(seed: int, dose: float, is_first_dose: bool, pairs: bool, device: str) -> Iterator[Run]:
-    available = {name: case for name, case in all_cases().items() if device in case.devices}
+def _runs(seed: int, dose: float, is_first_dose: bool, pairs: bool, device: str, nodes: int) -> Iterator[Run]:
+    needed = {device} if nodes == 1 else {device, ASYNCHRONOUS}
+    available = {name: case for name, case in all_cases().items() if needed <= {*case.devices}}
     for name, case in available.items():
         if is_first_dose or (case.has_doses and not case.is_decoy):
-            yield draw([name], seed, dose, device)
+            yield draw([name], seed, dose, device, nodes)
     if is_first_dose and pairs:
-        yield from (draw(pair, seed, dose, device) for pair in PAIRS if available.keys() >= {*pair})
+        yield from (draw(pair, seed, dose, device, nodes) for pair in PAIRS if available.keys() >= {*pair})

@@ -32,6 +32,8 @@ GPU_OWNERS, GPU_OWNERS_LIMIT = "gpu_owners.jsonl", 64 * OWNERS_LIMIT
 """The file of the owners that have had a GPU, and its bytes."""
 DIRECTORY_LIMIT = OWNERS_LIMIT * OWNER_LIMIT + STATE_LIMIT + GPU_OWNERS_LIMIT
 """Bytes of all files: those of each owner, a draft, and GPU_OWNERS."""
+ANALYZER_DIRECTORY_LIMIT = DIRECTORY_LIMIT + (ANALYZER_SCALE - 1) * (OWNERS_LIMIT + 1) * STATE_LIMIT
+"""The same of the analyzer."""
 KEPT_SECONDS = 7 * 86_400.0
 """Seconds after which a new owner may replace one whose files were not written."""
 BYTES_PER_SECOND = 4096

@@ -13,6 +13,7 @@ import pytest
 
 from rankscope_exporter.ledger import journal, owner_files, state_file
 from rankscope_exporter.ledger.owner_files import (
+    ANALYZER_DIRECTORY_LIMIT,
     BYTES_PER_SECOND,
     DIRECTORY_LIMIT,
     FILE_LIMIT,
@@ -336,3 +337,5 @@ def test_the_volumes_of_the_state_are_larger_than_the_sum_of_the_limits() -> Non
         assert volumes, path
         assert all(int(volume) * 2**20 > 1.1 * DIRECTORY_LIMIT for volume in volumes), path
     assert len(files) > 1
+    of_analyzer = re.findall(r"sizeLimit: (\d+)Mi", (ROOT / "deploy/helm/rankscope/templates/analyzer.yaml").read_text())
+    assert [int(volume) * 2**20 > 1.1 * ANALYZER_DIRECTORY_LIMIT for volume in of_analyzer] == [True]
