@@ -23,6 +23,8 @@ IDLE_INTERVAL, IDLE_RATE = 9.0, 200.0
 """The same for other targets, and the most requests to them per second: the interval grows with their number."""
 LONGEST_PAUSE = 60.0
 """The longest pause after failures: each doubles it, except for a target whose ranks a run misses."""
+IN_A_ROW = 6
+"""The most requests without a pause to a target that has more: an exporter keeps no more moments."""
 TIMEOUT = 5.0
 CONCURRENT, CONCURRENT_MISSED, CONCURRENT_FAILING = 128, 128, 256
 """The most requests at once to targets that answered last time, to failing ones whose ranks a run misses, and to
@@ -100,14 +102,16 @@ class Puller:
 
     async def _ask_forever(self, target: Target, begin: float) -> None:
         await asyncio.sleep(begin)
-        pause = INTERVAL
+        pause, in_a_row = INTERVAL, 0
         while True:
             try:
                 async with self._slots_of(target):
                     has_more = await self._ask(target)
                 if self.failures.get(target):
                     logger.info("target answers again target=%s", target.name)
-                self.failures[target], pause = "", 0.0 if has_more else self._pause(target)
+                in_a_row = in_a_row + 1 if has_more else 0
+                is_at_once = has_more and in_a_row % IN_A_ROW
+                self.failures[target], pause = "", 0.0 if is_at_once else self._pause(target)
             except RequestError as error:
                 if not self.failures.get(target):
                     logger.warning("target does not answer target=%s reason=%s", target.name, error)

@@ -7,20 +7,22 @@ import gzip
 import json
 import logging
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from testing.http_server import http_server
+from testing.http_server import answers, http_server
 from testing.waiting import eventually
 
 from rankscope_exporter.analyzer import request
-from rankscope_exporter.analyzer.puller import Puller
+from rankscope_exporter.analyzer.puller import IN_A_ROW, Puller
 from rankscope_exporter.analyzer.request import RequestError, Target, get, unpack
 from rankscope_exporter.analyzer.service import Analyzer
 from rankscope_exporter.analyzer.targets import Targets, parse_source, parse_target
+from rankscope_exporter.node_facts.wire import MOMENTS_LIMIT
 
 
 def find(*texts: str) -> Sequence[Target]:
@@ -174,3 +176,18 @@ def test_an_invalid_answer_is_logged_once_and_counts_as_failing(name: str, caplo
     assert len(asked) == 1
     assert caplog.text.count("target does not answer") == 1
     assert "invalid answer" in caplog.text
+
+
+def test_a_target_that_always_has_more_is_asked_a_few_times_in_a_row() -> None:
+    asked = 0
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal asked
+        moments = [{"at": asked + number / MOMENTS_LIMIT} for number in range(MOMENTS_LIMIT)]
+        asked += 1
+        answers(json.dumps({"version": 1, "node": "a", "boot": "b", "now": 1e9, "moments": moments}).encode())(handler)
+
+    with http_server(answer) as port, Puller(Targets([parse_source(f"127.0.0.1:{port}")]), Analyzer()):
+        eventually(lambda: asked >= IN_A_ROW)
+        time.sleep(0.5)
+    assert asked == IN_A_ROW
