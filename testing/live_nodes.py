@@ -114,9 +114,9 @@ class Disturber(LoopbackServer):
             answers(self._changed(body))(request)
 
     def _changed(self, body: bytes) -> bytes:
-        """Return the answer with the node's clock, and with the change."""
+        """Return the answer with the node's own boot and clock, and with the change."""
         true = Answer.model_validate_json(body)
-        shown = on_clock(true, self.clock)
+        shown = on_clock(true, self.clock).model_copy(update={"boot": f"boot of {self.address}"})
         self._shown.update(zip((one.at for one in shown.moments), (one.at for one in true.moments), strict=True))
         document = shown.model_dump(mode="json", exclude_defaults=True)
         if self.change:
