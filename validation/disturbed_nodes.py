@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +36,7 @@ STOP, GONE = 30.0, 30.0
 SAVED = 15.0  # seconds after which a finding is in the state
 CALM = 25.0  # seconds for which the analyzer is watched after a disturbance
 BEGIN, TOLERANCE = 5.0, 1.0  # seconds by which the begin of a finding may differ from the onset, and may change
-DAYS = 10 * 86_400.0
+DAYS, HOUR = 10 * 86_400.0, "+3600"
 AT_ONCE = 3
 LOST = 0.2, 0.45
 """The least and the largest ratio of lost time that may be counted while rank 3 is slow: about 0.3 is right."""
@@ -301,7 +301,7 @@ class _Lies:
 
 
 def clocks(trial: Trial) -> Steps:
-    """Give one node a monotonic clock ten days ahead that gains 200 ppm."""
+    """Give one node a monotonic clock ten days ahead that gains 200 ppm, and a wall clock an hour ahead."""
     began = time.monotonic()
     trial.nodes.disturbers[1].clock = lambda at: at + DAYS + 200e-6 * (at - began)
     (analyzer,) = trial.nodes.analyzers
@@ -397,23 +397,31 @@ CASES: dict[str, Callable[[Trial], Steps]] = {
 }
 
 
-def run(name: str) -> Sequence[Result]:
+def run(name: str) -> Result:
     """Carry out a case."""
     case = CASES[name]
-    options = {"analyzers": 2 if case is two_analyzers else 1, "has_state": case not in (killed_without_state, clocks)}
+    options: dict[str, Any] = {"analyzers": 2 if case is two_analyzers else 1}
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-nodes-") as directory,
         tempfile.TemporaryDirectory(prefix="rankscope-nodes-", dir="/dev/shm") as memory,
-        LiveNodes(Path(directory), Path(memory), **options) as nodes,
     ):
-        time.sleep(HEALTHY)
-        results = []
-        for found, holds in case(Trial(nodes)):
-            results.append(Result(name, found, holds))
-            print(f"{name}: {found}: {report.yes_or_no(holds)}", flush=True)
-        if not all(one.holds for one in results):
-            print("\n".join(f"{name}: {analyzer.log.read_text()}" for analyzer in nodes.analyzers), file=sys.stderr)
-        return results
+        if case is clocks:
+            (clock := Path(directory, "clock")).write_text(HOUR)
+            options["last"] = ("validation.soak.exporter", str(clock))
+        has_state = case not in (killed_without_state, clocks)
+        with LiveNodes(Path(directory), Path(memory), has_state=has_state, **options) as nodes:
+            time.sleep(HEALTHY)
+            found = list(_reported(name, case(Trial(nodes))))
+            if not all(holds for _, holds in found):
+                print("\n".join(f"{name}: {one.log.read_text()}" for one in nodes.analyzers), file=sys.stderr)
+    return Result(name, "; ".join(text for text, _ in found), all(holds for _, holds in found))
+
+
+def _reported(name: str, steps: Steps) -> Steps:
+    """Print each check as soon as it is done."""
+    for text, holds in steps:
+        print(f"{name}: {text}: {report.yes_or_no(holds)}", flush=True)
+        yield text if holds else f"**{text}**", holds
 
 
 def main() -> int:
@@ -423,14 +431,12 @@ def main() -> int:
     options = parser.parse_args()
     names = [name for name in CASES if options.only in name]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        results = [result for found in pool.map(run, names) for result in found]
+        results = [*pool.map(run, names)]
     rows = [(one.case, one.found, report.yes_or_no(one.holds)) for one in results]
     bound = "the same findings with the same begin, no other one, one notification"
-    figures = [one._asdict() for one in results]
-    table = report.table(("disturbance", "found", "right"), rows)
-    report.Report("disturbed_nodes", "Disturbed analyzers and exporters", __doc__, bound, [table], figures).publish(
-        options.save
-    )
+    table, figures = report.table(("disturbance", "found", "right"), rows), [one._asdict() for one in results]
+    title = "Disturbed analyzers and exporters"
+    report.Report("disturbed_nodes", title, __doc__, bound, [table], figures).publish(options.save)
     return 0 if all(one.holds for one in results) else 1
 
 

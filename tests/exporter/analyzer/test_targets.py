@@ -17,7 +17,7 @@ import pytest
 from testing.http_server import answers, http_server
 from testing.waiting import eventually
 
-from rankscope_exporter.analyzer import request
+from rankscope_exporter.analyzer import puller, request
 from rankscope_exporter.analyzer.puller import IN_A_ROW, Puller
 from rankscope_exporter.analyzer.request import RequestError, Target, get, unpack
 from rankscope_exporter.analyzer.service import Analyzer
@@ -191,3 +191,15 @@ def test_a_target_that_always_has_more_is_asked_a_few_times_in_a_row() -> None:
         eventually(lambda: asked >= IN_A_ROW)
         time.sleep(0.5)
     assert asked == IN_A_ROW
+
+
+def test_a_target_whose_ranks_a_run_misses_does_not_wait_for_those_that_never_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(puller, "CONCURRENT_FAILING", 1)
+    monkeypatch.setattr(puller, "TIMEOUT", 3600.0)
+    monkeypatch.setattr(Analyzer, "has_ranks", lambda _self, target: target == missed)
+    with socket.create_server(("127.0.0.1", 0)) as silent, answering(b"", 503) as (missed, asked):
+        sources = [parse_source(f"127.0.0.1:{silent.getsockname()[1]}"), parse_source(missed)]
+        with Puller(Targets(sources), Analyzer()):
+            eventually(lambda: asked)
