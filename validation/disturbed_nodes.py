@@ -116,8 +116,8 @@ class Trial:
         yield f"at most {lag:.1f} s late", lag <= limit
 
     def counts_on(self, at: float) -> Steps:
-        """Check that after a time no counter of lost time decreased, and that each second counted once."""
-        looks = self.watch.since(at)
+        """Check that after a look no counter of lost time decreased, and that each second counted once."""
+        looks = [*[look for look in self.watch.looks if look.at <= at][-1:], *self.watch.since(at)]
         falls = [
             name
             for before, after in pairwise(looks)
@@ -169,7 +169,7 @@ def _restarted(trial: Trial, *, is_same: bool) -> Steps:
     time.sleep(CALM)
     if is_same:
         yield from trial.keeps(at, is_always_shown=False)
-    yield from trial.counts_on(started)
+    yield from trial.counts_on(trial.watch.since(started)[0].at)
 
 
 def stopped(trial: Trial) -> Steps:
