@@ -126,7 +126,7 @@ class Disturber(LoopbackServer):
 
 
 class Look(NamedTuple):
-    """What an analyzer shows at one time. Times are unix seconds."""
+    """The metrics of an analyzer at one time. Times are unix seconds."""
 
     at: float
     since: Mapping[Labels, float]
