@@ -103,8 +103,10 @@ succession: venv servers ## inject two faults one after the other, simulated and
 	@RANKS=2 $(BIN)/python -m validation.succession --real asynchronous --save
 	@RANKS=2 $(BIN)/python -m validation.new_user --save
 
-nodes: venv servers ## compare the findings of a run on one node and on several, and measure the time to find on two and four nodes (2 hours)
+nodes: venv servers ## compare the findings of a run on one node and on several, disturb analyzer and exporters, and measure the time to find on two and four nodes (2 hours)
 	@$(BIN)/python -m validation.split_runs --save
+	@$(BIN)/python -m validation.disturbed_nodes --save
+	@$(BIN)/python -m benchmarks.analyzer --targets 10000 --save
 	@$(BIN)/python -m validation.time_to_find --nodes 2 4 --save
 	@$(BIN)/python -m validation.time_to_find --nodes 2 4 --device asynchronous --save
 

@@ -1,16 +1,15 @@
 """Measure the analyzer: bytes of an answer, and CPU time and memory by the number of ranks.
 
     python -m benchmarks.analyzer --ranks 64 256 1024
-    python -m benchmarks.analyzer --targets 10000
+    python -m benchmarks.analyzer --targets 10000 --save
 
 Simulated nodes of eight ranks each, which train in steps of 0.2 s on the host's clock. Encoding is an exporter's cost;
-reading answers, joining nodes and judging is the analyzer's. With `--targets`, a real analyzer asks so many of them. A
-run of 128 ranks is on 16; half of all are dead, and each tenth of these accepts connections and never answers.
+reading answers, joining nodes and judging is the analyzer's. `--targets` measures a real analyzer of so many targets
+instead (many_targets.py).
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import tempfile
 import time
@@ -19,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.many_targets import in_words
-from benchmarks.many_targets import measure as measure_targets
+from benchmarks import many_targets
+from testing import report
 from testing.readings import SLOW, Change, hang
 from testing.split_training import SteppingTraining, answer_of
 
@@ -116,13 +115,13 @@ def measure(ranks: int) -> Cost:
 
 def main() -> None:
     """Print a line for each number of ranks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--targets", type=int, metavar="NUMBER", help="measure with so many targets instead")
     options = parser.parse_args()
     if options.targets:
         with tempfile.TemporaryDirectory() as directory:
-            print(in_words(measure_targets(options.targets, Path(directory))))
+            many_targets.page(many_targets.measure(options.targets, Path(directory))).publish(options.save)
         return
     print("ranks | bytes an answer | encoding, reading, judging, in a hang: ms a second | MB | found after")
     for ranks in options.ranks:

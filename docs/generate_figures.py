@@ -179,6 +179,9 @@ def security() -> Figures:
             owner_files.OWNERS_LIMIT,
             math.ceil(owner_files.DIRECTORY_LIMIT / MIB),
         ],
+        "eight times as much state for an owner, {} MiB in all": [
+            math.ceil(owner_files.ANALYZER_DIRECTORY_LIMIT / MIB)
+        ],
         "At most {} KiB per second": [2 * owner_files.BYTES_PER_SECOND // KIB],
     }
 

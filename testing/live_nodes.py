@@ -30,12 +30,13 @@ from testing.stack import wait_for
 
 RANKS = 4
 RUN = "live"
+EXPORTER = ("rankscope_exporter",)
 SINCE = "rankscope_finding_since_timestamp_seconds"
 LOST = "rankscope_run_lost_gpu_seconds_total"
 LAG = "rankscope_analyzer_lag_seconds"
 TARGETS = "rankscope_analyzer_targets"
 MISSING = "rankscope_analyzer_run_not_judged_info"
-LOOK_INTERVAL, LOOK_TIMEOUT, PAUSE = 0.5, 2.0, 0.1
+LOOK_INTERVAL, LOOK_TIMEOUT, PAUSE = 0.5, 5.0, 0.1
 """Seconds between two looks, of one of them, and of a part of a pause."""
 Labels = frozenset[tuple[str, str]]
 Change = Callable[[dict[str, Any]], object]
@@ -114,9 +115,9 @@ class Disturber(LoopbackServer):
             answers(self._changed(body))(request)
 
     def _changed(self, body: bytes) -> bytes:
-        """Return the answer with the node's clock, and with the change."""
+        """Return the answer with the node's own boot and clock, and with the change."""
         true = Answer.model_validate_json(body)
-        shown = on_clock(true, self.clock)
+        shown = on_clock(true, self.clock).model_copy(update={"boot": f"boot of {self.address}"})
         self._shown.update(zip((one.at for one in shown.moments), (one.at for one in true.moments), strict=True))
         document = shown.model_dump(mode="json", exclude_defaults=True)
         if self.change:
@@ -125,7 +126,7 @@ class Disturber(LoopbackServer):
 
 
 class Look(NamedTuple):
-    """What an analyzer shows at one time. Times are unix seconds."""
+    """The metrics of an analyzer at one time. Times are unix seconds."""
 
     at: float
     since: Mapping[Labels, float]
@@ -192,13 +193,26 @@ class LiveNodes:
     """The run, its nodes, and analyzers that ask them. Stops all of it at the end of the `with` statement."""
 
     def __init__(
-        self, directory: Path, memory: Path, nodes: int = 2, analyzers: int = 1, has_state: bool = True
+        self,
+        directory: Path,
+        memory: Path,
+        *,
+        nodes: int = 2,
+        analyzers: int = 1,
+        has_state: bool = True,
+        last: Sequence[str] = EXPORTER,
     ) -> None:
-        """Set a directory for logs and states, and one on tmpfs for the records."""
+        """Set a directory for logs and states, and one on tmpfs for the records.
+
+        `last` is the module that runs the last node's exporter, with its own arguments.
+        """
         run_dirs = [_made(memory / f"node-{number}") for number in range(nodes)]
         self.training = LiveTraining(run_dirs)
         self.exporters = [
-            servers.exporter(directory, "1", path, path.name, [f"--node={path.name}"]) for path in run_dirs
+            servers.exporter(
+                directory, "1", path, path.name, [f"--node={path.name}"], last if path == run_dirs[-1] else EXPORTER
+            )
+            for path in run_dirs
         ]
         self.disturbers = [Disturber(exporter) for exporter in self.exporters]
         targets = [one.address for one in self.disturbers]

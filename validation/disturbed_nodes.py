@@ -17,14 +17,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from testing import report
-from testing.live_nodes import LiveNodes, Look
+from testing.live_nodes import RANKS, LiveNodes
 from testing.simulated_job import even, lagging
 from testing.stack import Stack, wait_for
 
@@ -35,9 +35,12 @@ FOUND_WITHIN, HANG_WITHIN = 40.0, 150.0
 STOP, GONE = 30.0, 30.0
 SAVED = 15.0  # seconds after which a finding is in the state
 CALM = 25.0  # seconds for which the analyzer is watched after a disturbance
-TOLERANCE = 3.0  # seconds by which the begin of a finding may change
-DAYS = 10 * 86_400.0
+BEGIN, TOLERANCE = 5.0, 1.0  # seconds by which the begin of a finding may differ from the onset, and may change
+DAYS, HOUR = 10 * 86_400.0, "+3600"
 AT_ONCE = 3
+LOST = 0.15, 0.45
+"""The least and the largest ratio of lost time that may be counted while rank 3 is slow: about 0.3 is right, and less
+after a start, because the first seconds are not counted."""
 STRAGGLER, HUNG, LAGGING = "straggler", "hang", "RankscopeRankLagging"
 
 
@@ -70,8 +73,15 @@ class Trial:
         self.onset = time.time()
         self.nodes.training.hang(HANG)
 
-    def finds(self, kind: str = STRAGGLER, within: float = FOUND_WITHIN, since: float = 0.0) -> Steps:
-        """Check that the finding is shown, with its begin, and say how long that took."""
+    def finds(
+        self,
+        kind: str = STRAGGLER,
+        within: float = FOUND_WITHIN,
+        since: float = 0.0,
+        *,
+        is_begin_known: bool = True,
+    ) -> Steps:
+        """Check that the finding is shown, with its begin, and say how long that took, from the onset or `since`."""
         began = since or self.onset
         found = self.watch.found(kind, within, since)
         if found is None:
@@ -79,7 +89,8 @@ class Trial:
             return
         begins = [at for look in self.watch.since(found - 0.1)[:1] for at in look.since.values()]
         off = begins[0] - self.onset
-        yield f"{kind} found after {found - began:.1f} s, its begin {off:+.1f} s from the onset", off < FOUND_WITHIN
+        is_right = abs(off) <= BEGIN or not is_begin_known
+        yield f"{kind} found after {found - began:.1f} s, its begin {off:+.1f} s from the onset", is_right
 
     def keeps(self, at: float, *, is_always_shown: bool = True) -> Steps:
         """Check that after a time the finding that was open then goes on with the same begin, and no other arises."""
@@ -105,8 +116,9 @@ class Trial:
         lag = max((look.lag for look in self.watch.since(at)), default=99.0)
         yield f"at most {lag:.1f} s late", lag <= limit
 
-    def counts_on(self, looks: Sequence[Look]) -> Steps:
-        """Check that no counter of lost time has decreased."""
+    def counts_on(self, at: float) -> Steps:
+        """Check that after a look no counter of lost time decreased, and that each second counted once."""
+        looks = [*[look for look in self.watch.looks if look.at <= at][-1:], *self.watch.since(at)]
         falls = [
             name
             for before, after in pairwise(looks)
@@ -114,6 +126,10 @@ class Trial:
             if value < before.lost.get(name, 0.0)
         ]
         yield f"{len(falls)} counters decrease", not falls
+        first, last = looks[0], looks[-1]
+        lost = sum(last.lost.values()) - sum(first.lost.values())
+        ratio = lost / RANKS / (last.at - first.at)
+        yield f"counts {ratio:.0%} of the time as lost", LOST[0] <= ratio <= LOST[1]
 
 
 def _words(none: str, some: str, found: Any) -> str:
@@ -150,11 +166,11 @@ def _restarted(trial: Trial, *, is_same: bool) -> Steps:
     time.sleep(3.0)
     analyzer.start()
     started = time.time()
-    yield from trial.finds(since=started)
+    yield from trial.finds(since=started, is_begin_known=is_same)
     time.sleep(CALM)
     if is_same:
         yield from trial.keeps(at, is_always_shown=False)
-    yield from trial.counts_on(trial.watch.since(at))
+    yield from trial.counts_on(trial.watch.since(started)[0].at)
 
 
 def stopped(trial: Trial) -> Steps:
@@ -164,7 +180,7 @@ def stopped(trial: Trial) -> Steps:
     at = _stop(trial)
     time.sleep(CALM)
     yield from trial.keeps(at)
-    yield from trial.counts_on(trial.watch.looks)
+    yield from trial.counts_on(at)
     yield from trial.is_in_time(at + STOP + 15.0, 8.0)
 
 
@@ -236,7 +252,7 @@ def restarted_exporter(trial: Trial) -> Steps:
     trial.nodes.exporters[1].start()
     time.sleep(CALM)
     yield from trial.keeps(at)
-    yield from trial.counts_on(trial.watch.since(at))
+    yield from trial.counts_on(at)
 
 
 def other_version(trial: Trial) -> Steps:
@@ -255,11 +271,11 @@ def lying_exporter(trial: Trial) -> Steps:
     """Let one exporter send values that make no sense for a while."""
     at = time.time()
     lies = _Lies()
-    trial.nodes.disturbers[1].change = lies.tell
+    trial.nodes.disturbers[1].change = lies.send
     time.sleep(GONE)
     trial.nodes.disturbers[1].change = None
     time.sleep(CALM)
-    yield f"{lies.told} answers with lies", lies.told > 0
+    yield f"{lies.sent} answers with lies", lies.sent > 0
     yield from trial.is_calm(at)
     yield from _disturbed(trial)
 
@@ -271,13 +287,13 @@ class _Lies:
     FIELDS = ("at", "began", "last_progress", "phase_since", "rank", "world_size", "now")
 
     def __init__(self) -> None:
-        self.told = 0
+        self.sent = 0
 
-    def tell(self, document: dict[str, Any]) -> None:
+    def send(self, document: dict[str, Any]) -> None:
         """Change one field of each reading, or the answer's time."""
-        value: float = self.VALUES[self.told % len(self.VALUES)]
-        field = self.FIELDS[self.told % len(self.FIELDS)]
-        self.told += 1
+        value: float = self.VALUES[self.sent % len(self.VALUES)]
+        field = self.FIELDS[self.sent % len(self.FIELDS)]
+        self.sent += 1
         if field in ("rank", "world_size"):
             value = int(max(-1.0, min(value, 1e9)))
         readings = (sent["reading"] for moment in document["moments"] for sent in moment.get("ranks", ()))
@@ -286,7 +302,7 @@ class _Lies:
 
 
 def clocks(trial: Trial) -> Steps:
-    """Give one node a monotonic clock ten days ahead that gains 200 ppm."""
+    """Give one node a monotonic clock ten days ahead that gains 200 ppm, and a wall clock an hour ahead."""
     began = time.monotonic()
     trial.nodes.disturbers[1].clock = lambda at: at + DAYS + 200e-6 * (at - began)
     (analyzer,) = trial.nodes.analyzers
@@ -382,23 +398,31 @@ CASES: dict[str, Callable[[Trial], Steps]] = {
 }
 
 
-def run(name: str) -> Sequence[Result]:
+def run(name: str) -> Result:
     """Carry out a case."""
     case = CASES[name]
-    options = {"analyzers": 2 if case is two_analyzers else 1, "has_state": case not in (killed_without_state, clocks)}
+    options: dict[str, Any] = {"analyzers": 2 if case is two_analyzers else 1}
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-nodes-") as directory,
         tempfile.TemporaryDirectory(prefix="rankscope-nodes-", dir="/dev/shm") as memory,
-        LiveNodes(Path(directory), Path(memory), **options) as nodes,
     ):
-        time.sleep(HEALTHY)
-        results = []
-        for found, holds in case(Trial(nodes)):
-            results.append(Result(name, found, holds))
-            print(f"{name}: {found}: {report.yes_or_no(holds)}", flush=True)
-        if not all(one.holds for one in results):
-            print("\n".join(f"{name}: {analyzer.log.read_text()}" for analyzer in nodes.analyzers), file=sys.stderr)
-        return results
+        if case is clocks:
+            (clock := Path(directory, "clock")).write_text(HOUR)
+            options["last"] = ("validation.soak.exporter", str(clock))
+        has_state = case not in (killed_without_state, clocks)
+        with LiveNodes(Path(directory), Path(memory), has_state=has_state, **options) as nodes:
+            time.sleep(HEALTHY)
+            found = list(_reported(name, case(Trial(nodes))))
+            if not all(holds for _, holds in found):
+                print("\n".join(f"{name}: {one.log.read_text()}" for one in nodes.analyzers), file=sys.stderr)
+    return Result(name, "; ".join(text for text, _ in found), all(holds for _, holds in found))
+
+
+def _reported(name: str, steps: Steps) -> Steps:
+    """Print each check as soon as it is done."""
+    for text, holds in steps:
+        print(f"{name}: {text}: {report.yes_or_no(holds)}", flush=True)
+        yield text if holds else f"**{text}**", holds
 
 
 def main() -> int:
@@ -408,14 +432,12 @@ def main() -> int:
     options = parser.parse_args()
     names = [name for name in CASES if options.only in name]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        results = [result for found in pool.map(run, names) for result in found]
+        results = [*pool.map(run, names)]
     rows = [(one.case, one.found, report.yes_or_no(one.holds)) for one in results]
     bound = "the same findings with the same begin, no other one, one notification"
-    figures = [one._asdict() for one in results]
-    table = report.table(("disturbance", "found", "right"), rows)
-    report.Report("disturbed_nodes", "Disturbed analyzers and exporters", __doc__, bound, [table], figures).publish(
-        options.save
-    )
+    table, figures = report.table(("disturbance", "found", "right"), rows), [one._asdict() for one in results]
+    title = "Disturbed analyzers and exporters"
+    report.Report("disturbed_nodes", title, __doc__, bound, [table], figures).publish(options.save)
     return 0 if all(one.holds for one in results) else 1
 
 

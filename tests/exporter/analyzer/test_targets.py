@@ -20,7 +20,7 @@ from testing.http_server import http_server
 from testing.servers import free_port
 from testing.waiting import eventually
 
-from rankscope_exporter.analyzer import request
+from rankscope_exporter.analyzer import puller, request
 from rankscope_exporter.analyzer.puller import Puller
 from rankscope_exporter.analyzer.request import RequestError, Target, get, unpack
 from rankscope_exporter.analyzer.running import AnalyzerError, running
@@ -239,3 +239,15 @@ def test_an_invalid_answer_is_logged_once_and_counts_as_failing(name: str, caplo
     assert len(asked) == 1
     assert caplog.text.count("target does not answer") == 1
     assert "invalid answer" in caplog.text
+
+
+def test_a_target_whose_ranks_a_run_misses_does_not_wait_for_those_that_never_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(puller, "CONCURRENT_FAILING", 1)
+    monkeypatch.setattr(puller, "TIMEOUT", 3600.0)
+    monkeypatch.setattr(Analyzer, "has_ranks", lambda _self, target: target == missed)
+    with socket.create_server(("127.0.0.1", 0)) as silent, answering(b"", 503) as (missed, asked):
+        sources = [parse_source(f"127.0.0.1:{silent.getsockname()[1]}"), parse_source(missed)]
+        with Puller(Targets(sources), Analyzer()):
+            eventually(lambda: asked)

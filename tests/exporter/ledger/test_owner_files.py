@@ -337,5 +337,6 @@ def test_the_volumes_of_the_state_are_larger_than_the_sum_of_the_limits() -> Non
         assert volumes, path
         assert all(int(volume) * 2**20 > 1.1 * DIRECTORY_LIMIT for volume in volumes), path
     assert len(files) > 1
-    of_analyzer = re.findall(r"sizeLimit: (\d+)Mi", (ROOT / "deploy/helm/rankscope/templates/analyzer.yaml").read_text())
+    template = (ROOT / "deploy/helm/rankscope/templates/analyzer.yaml").read_text()
+    of_analyzer = re.findall(r"sizeLimit: (\d+)Mi", template)
     assert [int(volume) * 2**20 > 1.1 * ANALYZER_DIRECTORY_LIMIT for volume in of_analyzer] == [True]
