@@ -51,7 +51,7 @@ class ClockOffset:
 
 
 class Identity(NamedTuple):
-    """What the processes of a job have in common, as far as it is known. A text is empty if it is unknown."""
+    """Facts that the processes of a job have in common. A text is empty if it is unknown."""
 
     slurm_job: str
     namespace: str

@@ -66,7 +66,7 @@ def part(content: bytes) -> Part:
 
 
 class Checksum(NamedTuple):
-    """What the end of a gzip file has of its content."""
+    """The checksum and size of content, at the end of a gzip file."""
 
     crc: int = 0
     size: int = 0

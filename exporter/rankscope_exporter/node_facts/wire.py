@@ -6,15 +6,18 @@ Times are seconds of the node's CLOCK_MONOTONIC: only the analyzer converts them
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from operator import attrgetter
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from rankscope.record.layout import PHASES
 from rankscope.record.numbers import LARGEST_NUMBER
 from rankscope.record.snapshot import DeviceStep, Step
-from rankscope.record.text import LABEL_LIMIT, is_label
+from rankscope.record.text import LABEL_LIMIT
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading, RankReading
 from rankscope_exporter.ranks.reference_step import AnyStep
 
@@ -36,14 +39,10 @@ OWNER = re.compile(r"[0-9]{0,20}")
 """A uid, or nothing. It is part of a file's name in the state directory."""
 
 
-def _printable(text: str) -> str:
-    """Return a text that may be a label. Raise ValueError for another one."""
-    if not text.isprintable():
-        raise ValueError("not printable")
-    return text
+PRINTABLE = r"\A(?: |[^\p{C}\p{Z}])*\z"
+"""What str.isprintable accepts, for pydantic's own regular expressions."""
 
-
-Text = Annotated[str, StringConstraints(max_length=RUN_LIMIT), AfterValidator(_printable)]
+Text = Annotated[str, StringConstraints(max_length=RUN_LIMIT, pattern=PRINTABLE)]
 Time = Annotated[float, Field(ge=-TIME_LIMIT, le=TIME_LIMIT)]
 Row = Annotated[
     list[Annotated[int, Field(ge=0, le=ROW_LIMIT)]], Field(min_length=4 + len(PHASES), max_length=4 + len(PHASES))
@@ -71,9 +70,9 @@ def _within_limits(reading: Reading) -> Reading:
     Raise ValueError for another one.
     """
     texts, numbers = _leaves(reading)
-    if not all(map(is_label, texts)):
+    if not ("".join(texts).isprintable() and max(map(len, texts), default=0) <= LABEL_LIMIT):
         raise ValueError("a text is no label")
-    if max(map(abs, numbers), default=0.0) > LARGEST_NUMBER:
+    if max(numbers, default=0.0) > LARGEST_NUMBER or min(numbers, default=0.0) < -LARGEST_NUMBER:
         raise ValueError("a number is too large")
     return reading
 
@@ -85,18 +84,28 @@ def _leaves(reading: object) -> tuple[list[str], list[float]]:
     rest: list[Any] = [reading]
     while rest:
         value = rest.pop()
-        if isinstance(value, (float, int)):
-            numbers.append(value)
-        elif isinstance(value, str):
-            texts.append(value)
-        elif isinstance(value, (dict, tuple)):
-            if len(value) > NAMES_LIMIT:
-                raise ValueError("too many names of one kind")
-            rest += value
-            rest += value.values() if isinstance(value, dict) else ()
-        elif value is not None:
-            rest += [getattr(value, name) for name in value.__slots__]
+        of_fields: Any = type(value)
+        for leaf in _values(of_fields)(value):
+            kind = type(leaf)
+            if kind is float or kind is int:
+                numbers.append(leaf)
+            elif kind is str:
+                texts.append(leaf)
+            elif kind is dict or kind is tuple:
+                if len(leaf) > NAMES_LIMIT:
+                    raise ValueError("too many names of one kind")
+                of_names = kind is dict or isinstance(next(iter(leaf), None), str)
+                (texts if of_names else numbers).extend(leaf)
+                numbers.extend(leaf.values() if kind is dict else ())
+            elif leaf is not None and kind is not bool:
+                rest.append(leaf)
     return texts, numbers
+
+
+@lru_cache
+def _values(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that returns the values of a dataclass' fields."""
+    return cast("Callable[[Any], tuple[Any, ...]]", attrgetter(*(one.name for one in fields(kind))))
 
 
 def _checked_run(run: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Attack: a stranger asks for the facts of a node with any cursor, does not read them, or claims to be an analyzer."""
+"""Attack: a client asks for the facts of a node with any cursor, does not read them, or claims to be an analyzer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def body(response: bytes) -> Any:
     return json.loads(gzip.decompress(content) if b"content-encoding: gzip" in head.lower() else content)
 
 
-def test_answers_that_nobody_reads_share_their_content_and_a_scrape_gets_its_page() -> None:
+def test_unread_answers_share_their_content_and_a_scrape_gets_its_page() -> None:
     with server(Large(), facts=large_facts()) as (port, other), ExitStack() as opened:
         tracemalloc.start()
         try:
@@ -110,7 +110,7 @@ def test_an_analyzer_has_no_name_that_is_not_an_address(tmp_path: Path, forged: 
 def test_facts_need_the_password(web_config: Any) -> None:
     users = {"prometheus": bcrypt.hashpw(b"a password", bcrypt.gensalt(4)).decode()}
     protected = server(facts=large_facts(), web_config=web_config(basic_auth_users=users))
-    with protected as (port, _), request(port, FACTS, Connection="close") as stranger:
-        answer = read_all(stranger)
+    with protected as (port, _), request(port, FACTS, Connection="close") as client:
+        answer = read_all(client)
     assert status(answer) == 401
     assert b"moments" not in answer
