@@ -18,6 +18,7 @@ from tests.attacks.analyzer.answers import EVIL, answer, document, rank
 from rankscope_exporter.analyzer.merge import FORGET_RUN_AFTER
 from rankscope_exporter.analyzer.metrics import AnalyzerCollector
 from rankscope_exporter.analyzer.nodes import RUNS_LIMIT
+from rankscope_exporter.analyzer.service import HOLD_SECONDS
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.node_facts.wire import NUMBER_LIMIT, RANKS_LIMIT, Answer
@@ -236,11 +237,11 @@ def test_thousands_of_invented_runs_leave_nothing_and_change_nothing(attacked: A
 
     (finding,) = attacked.invent(runs).train(60, SLOW).findings()
     assert (len(ends), finding.candidate.place.rank) == (20, 3)
-    attacked.invent(lambda _at: ()).train(20, SLOW)
+    attacked.invent(lambda _at: ()).train(int(HOLD_SECONDS) + 20, SLOW)
     analyzer = attacked.job.analyzer
     assert set(analyzer.look.readings if analyzer.look else ()) == {RUN}
-    kept = (analyzer._accounts, analyzer._ended, analyzer._merge._shown, analyzer._merge._first_seen)
-    assert [len(one) for one in kept] == [1, 1, 4, 1]
+    assert [len(one) for one in (analyzer._merge._shown, analyzer._merge._first_seen)] == [4, 1]
+    assert {account.run for account, _ in attacked.job.diagnosis.spent} <= {RUN[0]}
     assert len(analyzer._judges.judges) <= 20 * RUNS_LIMIT + 1
 
 
