@@ -2,7 +2,8 @@
 
 The analyzer is a process that asks real HTTP servers. One run of 128 simulated ranks is on 16 nodes, in steps of 0.2 s
 and in real time; the other living targets have no ranks. Half of the dead targets refuse connections, and half accept
-them and never answer. All of 127.0.0.0/8 is this machine, so that each target has an address of its own.
+them and never answer. All of 127.0.0.0/8 is this machine, so that each target has an address of its own. A target
+without ranks is asked each 50 s: a run that begins on such nodes may be known only then.
 """
 
 from __future__ import annotations
