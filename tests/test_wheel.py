@@ -117,7 +117,8 @@ for rank in ranks:
 print("training", flush=True)
 sys.stdin.read()
 """
-TOP_PACKAGES = ("nvidia_ml_py", "pynvml", "prometheus_client", "rich", "pygments", "markdown_it", "mdurl")
+PYDANTIC = ("pydantic", "annotated_types", "typing_extensions", "typing_inspection")
+TOP_PACKAGES = ("nvidia_ml_py", "pynvml", "prometheus_client", "rich", "pygments", "markdown_it", "mdurl", *PYDANTIC)
 
 
 @pytest.fixture(scope="module")
