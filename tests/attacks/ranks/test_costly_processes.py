@@ -45,7 +45,7 @@ def test_a_process_with_many_records_and_children_removes_no_rank_from_the_page(
     collectors, _ = rank_collectors(parse(HELP, [], {}), lambda _at: {})
     watcher = RankWatcher(RunDirectory([run_dir]), collectors)
     with (
-        living(run_dir, VICTIM, "mine", before="os.fork() or os.read(0, 1)"),
+        living(run_dir, VICTIM, "mine", before="os.fork() or (os.read(0, 1), os._exit(0))"),
         living(run_dir, MALLORY, "x", before=COSTLY),
     ):
         for _ in range(POLLS):
