@@ -84,10 +84,11 @@ def build_node(settings: Config, on_look: Callable[[Look], None] = lambda _: Non
 
 def _ask_analyzer(url: str, reporter: Reporter) -> Worker:
     """Return the thread that asks the analyzer what it finds in this node's runs, for the reporter."""
+    from rankscope.cli.explaining.fetching import fetch
     from rankscope.cli.explaining.prometheus import Prometheus
-    from rankscope_exporter.report.remote import ASK_INTERVAL, AnalyzedRuns
+    from rankscope_exporter.report.remote import ASK_INTERVAL, AnalyzedRuns, one_at_a_time
 
-    analyzed = AnalyzedRuns(Prometheus(url))
+    analyzed = AnalyzedRuns(Prometheus(url, fetch=one_at_a_time(fetch)))
     reporter.complete = analyzed.add_to
     return Worker("analyzed", ASK_INTERVAL, analyzed.poll, "cannot ask the analyzer for its findings")
 

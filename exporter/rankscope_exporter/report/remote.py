@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from http import HTTPStatus
+from threading import Lock
 
 from pydantic import TypeAdapter, ValidationError
 
-from rankscope.cli.explaining.fetching import within
+from rankscope.cli.explaining.fetching import Answer as HttpAnswer
+from rankscope.cli.explaining.fetching import FetchError, within
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 from rankscope_exporter.report.runs import ANALYZED, NodeReport, RunReport, ordered
 
@@ -19,6 +21,7 @@ ASK_INTERVAL = 2.0
 READ_FOR, KNOWN_FOR = 30.0, 15.0
 """Seconds after a reading of this node's report for which the analyzer is asked, and for which its answer counts."""
 REPORT = TypeAdapter(NodeReport)
+Fetch = Callable[[str, Mapping[str, str]], HttpAnswer]
 
 
 class RemoteError(Exception):
@@ -73,15 +76,33 @@ class AnalyzedRuns:
     def _analyzed(self, run: RunReport, known: Sequence[RunReport]) -> RunReport:
         if run.not_judged not in ANALYZED:
             return run
-        run = replace(run, judged_by=self._server.url)
         same = (one for one in known if one.is_judged and (one.run, one.owner) == (run.run, run.owner))
         # Another job of the same name has other ranks here, or none.
         of_analyzer = next((one for one in same if _places(run) <= _places(one)), None)
-        return _with_verdict(run, of_analyzer) if of_analyzer else run
+        return replace(_with_verdict(run, of_analyzer), judged_by=self._server.url) if of_analyzer else run
+
+
+def one_at_a_time(fetch: Fetch) -> Fetch:
+    """Return the function, which raises FetchError while its last call has not returned.
+
+    A server that sends an answer slowly would else keep a thread for each request.
+    """
+    lock = Lock()
+
+    def fetch_alone(url: str, headers: Mapping[str, str]) -> HttpAnswer:
+        if not lock.acquire(blocking=False):
+            raise FetchError("the last request has not ended")
+        try:
+            return fetch(url, headers)
+        finally:
+            lock.release()
+
+    return fetch_alone
 
 
 def _places(run: RunReport) -> Set[tuple[int, str]]:
-    return {(rank.rank, rank.node) for rank in run.ranks}
+    """Return each rank with its GPU, or else its node: in a container, that may have a name of its own."""
+    return {(rank.rank, rank.uuid or rank.node) for rank in run.ranks}
 
 
 def _with_verdict(run: RunReport, of_analyzer: RunReport) -> RunReport:

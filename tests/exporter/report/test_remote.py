@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 from testing.analyzed_job import AnalyzedJob
 from testing.simulated_job import lagging
 
-from rankscope.cli.explaining.fetching import Answer
+from rankscope.cli.explaining.fetching import Answer, FetchError
 from rankscope.cli.explaining.prometheus import Prometheus
 from rankscope_exporter.analyzer.page import report_of
 from rankscope_exporter.report.as_json import as_json
-from rankscope_exporter.report.remote import KNOWN_FOR, READ_FOR, AnalyzedRuns, RemoteError, fetch_report
+from rankscope_exporter.report.remote import (
+    KNOWN_FOR,
+    READ_FOR,
+    AnalyzedRuns,
+    RemoteError,
+    fetch_report,
+    one_at_a_time,
+)
 from rankscope_exporter.report.runs import NodeReport
 from rankscope_exporter.top.command import show_remote
 from rankscope_exporter.web.verdict import verdict
@@ -76,7 +85,39 @@ def test_an_analyzer_that_is_no_longer_reached_is_no_verdict(job: AnalyzedJob, a
     viewed.runs.poll()
     viewed.now = KNOWN_FOR + 1.0
     (run,) = viewed.report(node).runs
-    assert (run.is_judged, run.findings, run.judged_by) == (False, [], URL)
+    assert (run.is_judged, run.findings, run.judged_by) == (False, [], None)
+
+
+def test_a_rank_in_a_container_with_a_name_of_its_own_is_known_by_its_gpu(job: AnalyzedJob, analyzer: Analyzer) -> None:
+    of_analyzer = report_of(job.analyzer, {"up": 2, "failing": 0})
+    (run,) = of_analyzer.runs
+    ranks = [replace(rank, uuid=f"GPU-{rank.rank}") for rank in run.ranks]
+    analyzer.body = as_json(replace(of_analyzer, runs=[replace(run, ranks=ranks)])).encode()
+    (mine,) = job.nodes[0].reporter().report().runs
+    in_pods = [replace(rank, node=f"pod-{rank.rank}", uuid=f"GPU-{rank.rank}") for rank in mine.ranks]
+    viewed, node = Viewed(analyzer), NodeReport(0.0, [replace(mine, ranks=in_pods)])
+    viewed.report(node)
+    viewed.runs.poll()
+    assert viewed.report(node).runs[0].is_judged
+
+
+def test_a_server_that_never_ends_its_answer_is_not_asked_again() -> None:
+    began, ends = Event(), Event()
+
+    def slow(_url: str, _headers: Mapping[str, str]) -> Answer:
+        began.set()
+        ends.wait(10.0)
+        return Answer(200, "", b"")
+
+    fetch = one_at_a_time(slow)
+    first = Thread(target=fetch, args=(URL, {}))
+    first.start()
+    began.wait(10.0)
+    with pytest.raises(FetchError, match="has not ended"):
+        fetch(URL, {})
+    ends.set()
+    first.join()
+    assert fetch(URL, {}).status == 200
 
 
 def test_the_analyzer_is_only_asked_while_a_user_reads_the_report(job: AnalyzedJob, analyzer: Analyzer) -> None:
