@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,11 +11,11 @@ from rankscope.record.layout import PHASES
 from rankscope.record.sampling import is_sampled
 from rankscope.record.snapshot import DeviceStep, Step
 from rankscope_exporter.analyzer.request import unpack
-from rankscope_exporter.analyzer.service import Analyzer
+from rankscope_exporter.analyzer.service import SECOND, Analyzer
 from rankscope_exporter.diagnosis.facts import DEVICE
 from rankscope_exporter.diagnosis.findings import Finding
-from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
-from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.diagnosis.judge import Readings, RunJudge, Verdict
+from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.node_facts.recorder import (
     LEAST_STEPS,
@@ -74,8 +74,7 @@ class SteppingTraining(Training):
     def __init__(self, ranks: int, **options: Any) -> None:
         super().__init__(ranks, **options)
         self.steps: dict[int, list[AnyStep]] = defaultdict(list)
-        per_second = min(MOST_STEPS, max(LEAST_STEPS, STEPS_OF_ALL / ranks))
-        self._sent_level = (max(1, round(1 / (sum(STEP.values()) * per_second))) - 1).bit_length()
+        self._sent_level = sent_level(ranks, sum(STEP.values()))
 
     def _finish_step(self) -> None:
         super()._finish_step()
@@ -92,19 +91,53 @@ class SteppingTraining(Training):
             )
             self.steps[rank.number].append(step)
 
-    def encoded(self, at: float, ranks: Sequence[RankReading]) -> Part:
-        """Return a node's moment with these ranks as its exporter encodes it."""
-        clock = DEVICE if self._clock == DEVICE else "host"
-        sent = [
-            SentRank.model_construct(
-                run=list(RUN),
-                reading=one,
-                clock=clock,
-                steps=[row_of(step) for step in self.steps.pop(one.rank, ())],
-            )
-            for one in ranks
-        ]
-        return part(Moment.model_construct(at=at, ranks=sent, gpus={}).model_dump_json(exclude_defaults=True).encode())
+
+def sent_level(ranks: int, step: float) -> int:
+    """Return the level of sampling at which exporters send steps of so many seconds."""
+    per_second = min(MOST_STEPS, max(LEAST_STEPS, STEPS_OF_ALL / ranks))
+    return (max(1, round(1 / (step * per_second))) - 1).bit_length()
+
+
+class SplitJudge:
+    """The exporters of several nodes, whose answers go to an analyzer as they do in production."""
+
+    def __init__(self, nodes: int, thresholds: Thresholds, run: Run) -> None:
+        self._nodes, self._run = nodes, run
+        self._now = 0.0
+        self._analyzer = Analyzer(FindingFlags(thresholds=thresholds), clock=lambda: self._now)
+        self._moments: dict[int, list[Part]] = defaultdict(list)
+
+    def add(self, at: float, readings: Readings, clock: str, steps: MutableMapping[int, list[AnyStep]]) -> None:
+        """Add a moment of each node, and take the new steps."""
+        for node, ranks in enumerate(self._divided([*readings.values()])):
+            sent = [
+                SentRank.model_construct(
+                    run=[*self._run],
+                    reading=one,
+                    clock=DEVICE if clock == DEVICE else "host",
+                    steps=[row_of(step) for step in steps.pop(one.rank, ())],
+                )
+                for one in ranks
+            ]
+            moment = Moment.model_construct(at=at, ranks=sent, gpus={})
+            self._moments[node].append(part(moment.model_dump_json(exclude_defaults=True).encode()))
+
+    def pull(self, at: float, *, is_next: bool = False) -> Sequence[Verdict]:
+        """Take all moments, and return the verdicts on these seconds; if `is_next`, only on the last one."""
+        self._now = at
+        for node, moments in self._moments.items():
+            answer = Answer.model_validate_json(unpack(answer_of(node, at, moments)))
+            self._analyzer.take(f"node-{node}", answer, at, at)
+        self._moments.clear()
+        if is_next:
+            self._analyzer._judged_until = at - SECOND
+        diagnosis = self._analyzer.update(at)
+        return diagnosis.look.judged.verdicts if diagnosis else ()
+
+    def _divided(self, readings: Sequence[RankReading]) -> Iterator[Sequence[RankReading]]:
+        each = -(-len(readings) // self._nodes)
+        for node, first in enumerate(range(0, len(readings), each)):
+            yield [replace(one, node=f"node-{node}") for one in readings[first : first + each]]
 
 
 def answer_of(node: int, at: float, moments: Sequence[Part]) -> bytes:
@@ -117,21 +150,19 @@ class SplitTrial:
     """A run that is judged twice: on one node by its own judge, and divided among nodes by an analyzer."""
 
     def __init__(self, training: SteppingTraining, nodes: int, thresholds: Thresholds) -> None:
-        self.training, self._nodes = training, nodes
+        self.training = training
         self._judge = RunJudge(RUN, thresholds)
-        self._analyzer = Analyzer(FindingFlags(thresholds=thresholds), clock=lambda: training.now)
-        self._moments: dict[int, list[Part]] = defaultdict(list)
+        self._nodes = SplitJudge(nodes, thresholds, RUN)
         self.alone: list[Verdict] = []
         self.split: list[Verdict] = []
 
     def train(self, seconds: float, *changes: Change) -> SplitTrial:
         """Train, and pull every third second. Return this trial."""
-        for at, readings in self.training.train(seconds, *changes):
+        for number, (at, readings) in enumerate(self.training.train(seconds, *changes), 1):
             self.alone.append(self._judge.update(at, readings))
-            for node, ranks in enumerate(self._divided(list(readings.values()))):
-                self._moments[node].append(self.training.encoded(at, ranks))
-            if len(self._moments[0]) == PULL_EVERY:
-                self._pull(at)
+            self._nodes.add(at, readings, self.training._clock, self.training.steps)
+            if number % PULL_EVERY == 0:
+                self.split += self._nodes.pull(at)
         return self
 
     def play(self, scene: Scene) -> float:
@@ -142,19 +173,6 @@ class SplitTrial:
             self.training._transfer = scene.transfer
         self.train(scene.seconds + PULL_EVERY, drift, *scene.changes)
         return onset
-
-    def _divided(self, readings: Sequence[RankReading]) -> Iterator[Sequence[RankReading]]:
-        each = -(-len(readings) // self._nodes)
-        for node, first in enumerate(range(0, len(readings), each)):
-            yield [replace(one, node=f"node-{node}") for one in readings[first : first + each]]
-
-    def _pull(self, at: float) -> None:
-        for node, moments in self._moments.items():
-            answer = Answer.model_validate_json(unpack(answer_of(node, at, moments)))
-            self._analyzer.take(f"node-{node}", answer, at, at)
-        self._moments.clear()
-        if diagnosis := self._analyzer.update(at):
-            self.split += diagnosis.look.judged.verdicts
 
 
 def opened(verdicts: Sequence[Verdict]) -> dict[Key, Finding]:

@@ -184,3 +184,14 @@ def test_a_fault_is_found_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slowdown_that_throttling_explained_is_no_finding_after_both_are_over() -> None:
     line = judge(Task(0, "throttled GPUs", 2.0))
     assert [one[0] for one in line["found"]] == ["throttling"]
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+def test_a_run_on_two_nodes_has_the_findings_that_it_has_on_one(clock: str) -> None:
+    scene = slow(3)
+    scene = replace(scene, plan=replace(scene.plan, clock=clock, events=(CHECKPOINT,)))
+    found = [
+        {(one.kind, one.candidate.cause, one.candidate.place.rank) for verdict in judged for one in verdict.findings}
+        for judged in (verdicts(scene, is_whole=False, nodes=nodes) for nodes in (1, 2))
+    ]
+    assert found == [{("straggler", "backward", 3)}] * 2

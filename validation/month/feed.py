@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from validation.month.run import SimulatedRun
+from testing.split_training import SplitJudge
+from validation.month.run import Readings, SimulatedRun
 from validation.month.scene import Scene
 
 from rankscope_exporter.diagnosis.detectors import key_of
 from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
+from rankscope_exporter.diagnosis.readings import Run
+from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 QUIET = (60, 30, 15)
 """Seconds between two polls where nothing changes: as many as nothing changes for."""
@@ -18,9 +21,13 @@ OPEN_SECONDS = 120.0
 """Seconds after which what is found, or may soon be, counts as unchanged."""
 
 
-def verdicts(scene: Scene, *, is_whole: bool) -> Iterator[Verdict]:
-    """Yield the verdicts of a run; if not whole, without most polls while nothing changes and nothing is found."""
-    run, judge = SimulatedRun(scene), RunJudge((scene.plan.name, "0"))
+def verdicts(scene: Scene, *, is_whole: bool, nodes: int = 1) -> Iterator[Verdict]:
+    """Yield the verdicts of a run; if not whole, without most polls while nothing changes and nothing is found.
+
+    On several nodes, an analyzer judges it.
+    """
+    run, name = SimulatedRun(scene), (scene.plan.name, "0")
+    judge = _Nodes(run, name, nodes) if nodes > 1 else RunJudge(name)
     at, found, since = 0, frozenset[object](), 0
     while at < scene.plan.seconds:
         if (readings := run.readings(float(at))) is None:
@@ -32,6 +39,19 @@ def verdicts(scene: Scene, *, is_whole: bool) -> Iterator[Verdict]:
         since = at if now != found else since
         found = now
         at += 1 if is_whole else _pause(run, verdict, at, is_new=bool(found) and at - since < OPEN_SECONDS)
+
+
+class _Nodes:
+    """The nodes of a run, and the analyzer that judges it. Between two polls it judges nothing."""
+
+    def __init__(self, run: SimulatedRun, name: Run, nodes: int) -> None:
+        self._run, self._at, self._nodes = run, 0.0, SplitJudge(nodes, Thresholds(), name)
+
+    def update(self, at: float, readings: Readings) -> Verdict:
+        self._nodes.add(at, readings, self._run.plan.clock, self._run.new_steps(self._at, at))
+        self._at = at
+        (verdict,) = self._nodes.pull(at, is_next=True)
+        return verdict
 
 
 def _found(verdict: Verdict) -> frozenset[object]:

@@ -4,6 +4,7 @@
     python -m validation.month.local --runs 0 100            only these healthy runs
     python -m validation.month.local --faults 0 10           only these numbers of each fault and dose
     python -m validation.month.local --whole --runs 0 10     the same runs with every poll: the control
+    python -m validation.month.local --nodes 2 --runs 0 100  the same runs on two nodes, with an analyzer
 
 The readings of each rank go into the diagnosis that the exporter runs. Each second is polled around changes, each 5 s
 while something is found, and each minute while nothing changes. The control shows that the omitted polls change no
@@ -50,11 +51,12 @@ class Task(NamedTuple):
     dose: float = 1.0
     is_whole: bool = False
     """True if no poll is left out."""
+    nodes: int = 1
 
     @property
     def id(self) -> str:
         name = f"{self.fault}/{self.dose:g}" if self.fault else "healthy"
-        return f"{'whole/' if self.is_whole else ''}{name}/{self.number}"
+        return f"{_control_name(self.is_whole, self.nodes)}{name}/{self.number}"
 
     def scene(self) -> tuple[str, Scene]:
         """Return the kind of the run, and the run."""
@@ -63,11 +65,15 @@ class Task(NamedTuple):
         return scenes.healthy(self.number)
 
 
+def _control_name(is_whole: bool, nodes: int) -> str:
+    return f"{'whole/' if is_whole else ''}{f'{nodes} nodes/' if nodes > 1 else ''}"
+
+
 def judge(task: Task) -> Line:
     """Return the findings in a run."""
     began, (run, scene), polls = time.process_time(), task.scene(), 0
     shown: dict[tuple[Any, ...], list[float]] = {}
-    for verdict in verdicts(scene, is_whole=task.is_whole):
+    for verdict in verdicts(scene, is_whole=task.is_whole, nodes=task.nodes):
         polls += 1
         for one in verdict.findings:
             key = one.kind, named_ranks(one, scene), one.candidate.cause, one.opened
@@ -75,6 +81,7 @@ def judge(task: Task) -> Line:
     return {
         "id": task.id,
         "whole": task.is_whole,
+        "nodes": task.nodes,
         "run": run,
         "dose": task.dose if task.fault else None,
         **{name: getattr(scene.plan, name) for name in ("ranks", "step", "clock")},
@@ -95,11 +102,11 @@ def named_ranks(finding: Finding, scene: Scene) -> tuple[int, ...]:
     return ranks or (() if candidate.place.rank is None else (candidate.place.rank,))
 
 
-def tasks(runs: range, faults: range, *, is_whole: bool) -> Iterator[Task]:
+def tasks(runs: range, faults: range, *, is_whole: bool, nodes: int = 1) -> Iterator[Task]:
     """Yield the runs, in an order in which the first ones are a fair sample."""
     for number in faults:
-        yield from (Task(number, *fault, is_whole) for fault in scenes.faults())
-    yield from (Task(number, is_whole=is_whole) for number in runs)
+        yield from (Task(number, *fault, is_whole, nodes) for fault in scenes.faults())
+    yield from (Task(number, is_whole=is_whole, nodes=nodes) for number in runs)
 
 
 def is_right(line: Line, found: Sequence[Any]) -> bool:
@@ -117,7 +124,7 @@ def is_false(line: Line, found: Sequence[Any]) -> bool:
 
 def body(lines: Sequence[Line]) -> list[str]:
     """Return the false alarms, the speed, the control, and one table of all runs by kind and dose."""
-    runs = [line for line in lines if not line["whole"]]
+    runs = [line for line in lines if not line["whole"] and _nodes(line) == 1]
     healthy = [line for line in runs if line["dose"] is None]
     days, minutes = sum(line["days"] for line in healthy), sum(line["cpu"] for line in healthy) / 60
     kinds = Counter(one[0] for line in healthy for one in line["found"] if is_false(line, one))
@@ -130,6 +137,7 @@ def body(lines: Sequence[Line]) -> list[str]:
         f"Healthy runs: {days / minutes if minutes else 0.0:.1f} run-days in a minute of CPU time.",
         _found(runs),
         _control(lines),
+        *(_split(lines, nodes) for nodes in sorted({_nodes(line) for line in lines} - {1})),
         report.table(HEAD, [row for one in known if (row := _row(runs, *one))]),
     ]
 
@@ -169,20 +177,43 @@ def _found(lines: Sequence[Line]) -> str:
     )
 
 
+def _nodes(line: Line) -> int:
+    return int(line.get("nodes", 1))
+
+
+def _pairs(lines: Sequence[Line], *, is_whole: bool, nodes: int) -> tuple[list[tuple[Line, Line]], int, float]:
+    """Return the runs of a control with the same runs of the month; how many have the same findings, and how far apart.
+
+    The last is the most seconds between two that are the same.
+    """
+    month, prefix = {line["id"]: line for line in lines}, _control_name(is_whole, nodes)
+    controls = [line for line in lines if line["whole"] == is_whole and _nodes(line) == nodes]
+    names = [line["id"].removeprefix(prefix) for line in controls]
+    pairs = [(line, month[name]) for line, name in zip(controls, names, strict=True) if name in month]
+    same = [pair for pair in pairs if len({repr([one[:3] for one in line["found"]]) for line in pair}) == 1]
+    apart = [abs(a[3] - b[3]) for pair in same for a, b in zip(*(line["found"] for line in pair), strict=True)]
+    return pairs, len(same), max(apart, default=0.0)
+
+
+def _split(lines: Sequence[Line], nodes: int) -> str:
+    pairs, same, apart = _pairs(lines, is_whole=False, nodes=nodes)
+    count = sum(len(one["found"]) for pair in pairs for one in pair[1:])
+    days = sum(line["days"] for line, _ in pairs)
+    return (
+        f"On {nodes} nodes, with an analyzer: {len(pairs)} runs of {days:.1f} days, with {count} findings on one node. "
+        f"{same} have the same findings, at most {apart:.0f} s apart."
+    )
+
+
 def _control(lines: Sequence[Line]) -> str:
-    sparse = {line["id"]: line for line in lines}
-    wholes = [(line, line["id"].removeprefix("whole/")) for line in lines if line["whole"]]
-    pairs = [(whole, sparse[name]) for whole, name in wholes if name in sparse]
+    pairs, same, apart = _pairs(lines, is_whole=True, nodes=1)
     if not pairs:
         return "No control of omitted polls yet."
-    verdicts = [[[one[:3] for one in line["found"]] for line in pair] for pair in pairs]
-    same = [pair for pair, (one, other) in zip(pairs, verdicts, strict=True) if one == other]
-    apart = [abs(a[3] - b[3]) for pair in same for a, b in zip(*(line["found"] for line in pair), strict=True)]
     count = sum(len(whole["found"]) for whole, _ in pairs)
     polls = [sum(pair[number]["polls"] for pair in pairs) for number in (0, 1)]
     return (
-        f"Control of omitted polls: {len(pairs)} runs with {count} findings were polled each second. {len(same)} have "
-        f"the same findings, at most {max(apart, default=0.0):.0f} s apart, with {polls[1]:,} instead of {polls[0]:,} "
+        f"Control of omitted polls: {len(pairs)} runs with {count} findings were polled each second. {same} have "
+        f"the same findings, at most {apart:.0f} s apart, with {polls[1]:,} instead of {polls[0]:,} "
         "polls."
     )
 
@@ -201,13 +232,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, nargs=2, metavar=("FIRST", "BEFORE"))
     parser.add_argument("--faults", type=int, nargs=2, metavar=("FIRST", "BEFORE"))
     parser.add_argument("--whole", action="store_true", help="leave out no poll, for the control")
+    parser.add_argument("--nodes", type=int, default=1, help="judge the same runs on so many nodes")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
     ledger = options.save.ledger("month_local_runs")
     is_all = not (options.runs or options.faults)
     runs = range(*(options.runs or (RUNS if is_all else (0, 0))))
     faults = range(*(options.faults or (FAULTS if is_all else (0, 0))))
-    todo = [task for task in tasks(runs, faults, is_whole=options.whole) if not ledger.has(task.id)]
+    planned = tasks(runs, faults, is_whole=options.whole, nodes=options.nodes)
+    todo = [task for task in planned if not ledger.has(task.id)]
     _run(todo, ledger, options.processes)
     title, lines = "A simulated month on one node", ledger.lines
     page = report.Report("month_local", title, __doc__, "no false alarm", body(lines), len(lines))

@@ -9,13 +9,17 @@ from math import ceil, inf, lcm, log2
 from typing import Any, NamedTuple
 
 import numpy as np
+from testing.split_training import sent_level
 from validation.month import series as columns
 from validation.month.plan import SimulatedEvent
 from validation.month.scene import Extra, Mode, Scene
 from validation.month.series import NANO, SECONDS, Series
 from validation.month.steps import DOWN, PHASES, WAIT, WORK, Array, P
 
+from rankscope.record.phases import NAMES
 from rankscope.record.sampling import is_sampled
+from rankscope.record.snapshot import DeviceStep, Step
+from rankscope_exporter.analyzer.alignment import REMEMBERED
 from rankscope_exporter.diagnosis.readings import (
     AlignedCounters,
     CollectiveCounters,
@@ -25,6 +29,7 @@ from rankscope_exporter.diagnosis.readings import (
     ProcessCounters,
     RankReading,
 )
+from rankscope_exporter.ranks.reference_step import AnyStep
 
 Readings = Mapping[int, RankReading]
 STEPS, SECONDS_OF_STEPS = 8192, 900.0
@@ -299,6 +304,38 @@ class SimulatedRun:
                 counters=self._counters(at - float(stretch.began[rank]), *counted),
             )  # fmt: skip
         return found
+
+    def new_steps(self, after: float, until: float) -> dict[int, list[AnyStep]]:
+        """Return by rank the steps that ended in this time and that exporters send: the last ones, if they are many."""
+        found: dict[int, list[AnyStep]] = {rank: [] for rank in range(self.plan.ranks)}
+        level = max(self._level, sent_level(self.plan.ranks, self._usual))
+        for stretch in self._stretches[bisect_right(self._begins, round(after / NANO)) - 1 :]:
+            if stretch.begins > round(until / NANO):
+                break
+            if stretch.series is None:
+                found = {rank: [] for rank in found}
+                continue
+            first, last = (
+                self._place(stretch, stretch.series, min(max(at, stretch.begins * NANO), stretch.ends * NANO))[0]
+                for at in (after, until)
+            )
+            for place in range(max(first, last - (REMEMBERED << level)), last):
+                number = stretch.steps + place - stretch.first
+                if is_sampled(number, level):
+                    self._add_step(found, stretch, stretch.series, place, number + 1)
+        return {rank: steps[-REMEMBERED:] for rank, steps in found.items()}
+
+    def _add_step(
+        self, found: Mapping[int, list[AnyStep]], stretch: Stretch, series: Series, place: int, number: int
+    ) -> None:
+        durations = series.durations[place % len(series)] * NANO
+        passed = columns.added(series.ends, stretch.first, place + 1 - stretch.first)
+        end, seconds = (stretch.begins + int(passed)) * NANO, float(durations[:, 0].sum())
+        for rank, steps in found.items():
+            spent = _by_name(PHASES, durations[:, rank].tolist())
+            phases = tuple(spent.get(name, 0.0) for name in NAMES)
+            device = DeviceStep(number, number, end, number, phases)
+            steps.append(device if self._is_device else Step(number, end, seconds, phases))
 
     def _stage(self, rank: int) -> int | None:
         return rank * self.scene.stages // self.plan.ranks if self.scene.stages > 1 else None

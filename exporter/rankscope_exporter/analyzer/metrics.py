@@ -47,7 +47,8 @@ class AnalyzerCollector:
 
     name = "analyzer"
 
-    def __init__(self, analyzer: Analyzer, targets: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, analyzer: Analyzer, targets: Callable[[], Mapping[str, str]]) -> None:
+        """`targets` returns why each target did not answer; empty if it did."""
         self._analyzer = analyzer
         self.targets = targets
         self._found: list[Metric] = []
@@ -64,7 +65,9 @@ class AnalyzerCollector:
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of the last poll."""
         yield BUILD.family({(__version__, platform.python_version()): 1.0})
-        yield TARGETS.family(dict(self.targets()))
+        reasons = self.targets().values()
+        failing = sum(map(bool, reasons))
+        yield TARGETS.family({"up": len(reasons) - failing, "failing": failing})
         if look := self._analyzer.look:
             yield LATE.family(max(self._analyzer.now() - look.at, 0.0))
         yield from self._found

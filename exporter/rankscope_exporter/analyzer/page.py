@@ -21,11 +21,14 @@ from rankscope_exporter.web.pages import SingleFlight
 from rankscope_exporter.web.status_assets import POLICY
 from rankscope_exporter.web.status_page import as_page, link_below
 from rankscope_exporter.web.status_runs import legend, run_section
+from rankscope_exporter.web.table import Cell, Column, Row, table
 from rankscope_exporter.web.verdict import box, title, verdict
 
 PROGRAM = "Rankscope analyzer"
 NO_RUN = "No run spans the nodes of the targets that answer."
 NO_TARGET = "No target answers, so no run is known."
+SHOWN_FAILURES = 20
+"""The most targets that do not answer whose names and reasons are told."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,18 @@ class AnalyzerReport:
     """The unix time of the last second that was judged; 0 before the first one."""
     targets: Mapping[str, int]
     """The number of targets that answer (`up`) and that do not (`failing`)."""
+    failures: Mapping[str, str]
+    """Why targets do not answer, by name: the first ones."""
     runs: Sequence[RunReport]
 
 
-def report_of(analyzer: Analyzer, targets: Mapping[str, int]) -> AnalyzerReport:
-    """Return the report of what was judged last."""
+def report_of(analyzer: Analyzer, targets: Mapping[str, str]) -> AnalyzerReport:
+    """Return the report of what was judged last. `targets` are as those of `AnalyzerCollector`."""
     look = analyzer.look
     report = report_of_look(look, missing=analyzer.missing) if look else NodeReport(0.0, ())
-    return AnalyzerReport(report.at, dict(targets), report.runs)
+    failures = sorted((name, reason) for name, reason in targets.items() if reason)
+    counts = {"up": len(targets) - len(failures), "failing": len(failures)}
+    return AnalyzerReport(report.at, counts, dict(failures[:SHOWN_FAILURES]), report.runs)
 
 
 def as_html(report: AnalyzerReport) -> str:
@@ -55,8 +62,17 @@ def as_html(report: AnalyzerReport) -> str:
         title(node, (), PROGRAM),
         f"""<main><h1>{PROGRAM} <small>{escape(about)}</small></h1>
 <p id="stale" class="bad" hidden></p>{verdict(node, (), "") if report.runs else nothing}
-{"".join(map(run_section, report.runs))}{legend(node)}</main>""",
+{"".join(map(run_section, report.runs))}{legend(node)}{_failures(report)}</main>""",
     )
+
+
+def _failures(report: AnalyzerReport) -> str:
+    """Return the targets that do not answer as HTML."""
+    rows = [Row((Cell(name), Cell(reason))) for name, reason in report.failures.items()]
+    hidden = report.targets.get("failing", 0) - len(rows)
+    more = f"<p>{hidden} more do not answer.</p>" if hidden else ""
+    found = table((Column("target"), Column("reason")), rows)
+    return f"<section><h2>Targets that do not answer</h2>{found}{more}</section>" if rows else ""
 
 
 def create_analyzer_app(scrape: Scrape, analyzer: Analyzer, collector: AnalyzerCollector) -> ASGIApp:
@@ -80,7 +96,7 @@ def create_analyzer_app(scrape: Scrape, analyzer: Analyzer, collector: AnalyzerC
 
     @app.api_route("/-/ready", methods=READ)
     async def ready() -> Response:
-        is_ready = collector.targets()["up"] > 0
+        is_ready = not all(collector.targets().values() or ["no target"])
         return PlainTextResponse("ready\n" if is_ready else "no target has answered\n", 200 if is_ready else 503)
 
     return MetricsFirst(app, scrape)

@@ -7,7 +7,6 @@ import logging
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping
 
 from pydantic import ValidationError
@@ -80,10 +79,9 @@ class Puller:
         self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(self._loop)])
         self._thread.join(TIMEOUT)
 
-    def counts(self) -> Mapping[str, int]:
-        """Return the number of targets that answered last time, and of those that did not."""
-        failed = Counter("failing" if reason else "up" for reason in list(self.failures.values()))
-        return {"up": failed["up"], "failing": failed["failing"]}
+    def answers(self) -> Mapping[str, str]:
+        """Return by name of each target that was asked why its last request failed; empty if it did not."""
+        return {target.name: reason for target, reason in list(self.failures.items())}
 
     def _run(self) -> None:
         try:

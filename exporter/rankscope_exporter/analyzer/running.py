@@ -44,7 +44,7 @@ def running(flags: AnalyzerFlags, settings: FindingFlags, address: str) -> Itera
         raise AnalyzerError("--analyze: names no target (see rankscope-exporter --help)")
     analyzer = Analyzer(settings)
     puller = Puller(targets, analyzer, tls, credentials, address)
-    collector = AnalyzerCollector(analyzer, puller.counts)
+    collector = AnalyzerCollector(analyzer, puller.answers)
     judging = Worker("judge", JUDGE_INTERVAL, collector.poll, "cannot judge the runs", analyzer.close)
     with puller, judging:
         yield create_analyzer_app(Scrape([collector]), analyzer, collector)

@@ -41,7 +41,7 @@ class Attacked:
     def pull(self, at: float) -> None:
         self.job.analyzer.take(EVIL, self.forged(at), at, at)
         self._pull(at)
-        collector = AnalyzerCollector(self.job.analyzer, lambda: {"up": 3, "failing": 0})
+        collector = AnalyzerCollector(self.job.analyzer, lambda: dict.fromkeys("abc", ""))
         collector.show(self.job.diagnosis)
         self.ratios += [sample.value for family in collector.collect() for sample in family.samples]
 

@@ -14,6 +14,8 @@ from rankscope_exporter.analyzer.metrics import METRICS, AnalyzerCollector
 from rankscope_exporter.analyzer.page import create_analyzer_app
 from rankscope_exporter.exposition.scrape import Scrape
 
+ANSWER = {"a": "", "b": ""}
+ONE_ANSWERS = {"a": "", "b": "connection refused"}
 SLOW = lagging("forward", laggard=3)
 
 
@@ -22,13 +24,13 @@ def job(tmp_path: Path) -> AnalyzedJob:
     return AnalyzedJob(tmp_path).train(40)
 
 
-def client(job: AnalyzedJob, targets: Mapping[str, int]) -> TestClient:
+def client(job: AnalyzedJob, targets: Mapping[str, str]) -> TestClient:
     collector = AnalyzerCollector(job.analyzer, lambda: targets)
     return TestClient(create_analyzer_app(Scrape([collector]), job.analyzer, collector))
 
 
 def test_a_healthy_run_is_said_to_be_one(job: AnalyzedJob) -> None:
-    page = client(job, {"up": 2, "failing": 0}).get("/").text
+    page = client(job, ANSWER).get("/").text
     assert "2 of 2 targets answer" in page
     assert "No problem found</b> in 1 run, 4 ranks." in page
     assert [page.count(f'<td class="text">{node}<') for node in ("node-0", "node-1")] == [2, 2]
@@ -36,7 +38,7 @@ def test_a_healthy_run_is_said_to_be_one(job: AnalyzedJob) -> None:
 
 def test_a_finding_has_its_sentence_and_advice(job: AnalyzedJob) -> None:
     job.train(20, SLOW)
-    pages = client(job, {"up": 2, "failing": 0})
+    pages = client(job, ANSWER)
     (run,) = pages.get("/api/v1/runs").json()["runs"]
     (finding,) = run["findings"]
     assert (finding["kind"], finding["rank"], finding["node"], run["is_judged"]) == ("straggler", 3, "node-1", True)
@@ -49,21 +51,22 @@ def test_a_finding_has_its_sentence_and_advice(job: AnalyzedJob) -> None:
 def test_a_node_that_does_not_answer_is_named(job: AnalyzedJob) -> None:
     job.silent = {1}
     job.train(20)
-    pages = client(job, {"up": 1, "failing": 1})
+    pages = client(job, ONE_ANSWERS)
     page = pages.get("/").text
     assert "Run r is not fully diagnosed: no answer from node-1." in page
     assert "1 of 2 targets answer" in page
+    assert '<td class="text">b</td><td class="text">connection refused</td>' in page
     assert "No problem found" not in page
     assert pages.get("/api/v1/runs").json()["runs"][0]["missing_nodes"] == ["node-1"]
 
 
 def test_it_is_ready_when_a_target_has_answered(job: AnalyzedJob) -> None:
-    assert client(job, {"up": 1, "failing": 1}).get("/-/ready").status_code == 200
-    assert client(job, {"up": 0, "failing": 1}).get("/-/ready").status_code == 503
+    assert client(job, ONE_ANSWERS).get("/-/ready").status_code == 200
+    assert client(job, {"b": "connection refused"}).get("/-/ready").status_code == 503
 
 
 def test_its_metrics_are_the_declared_ones_and_those_of_findings(job: AnalyzedJob) -> None:
-    collector = AnalyzerCollector(job.analyzer, lambda: {"up": 2, "failing": 0})
+    collector = AnalyzerCollector(job.analyzer, lambda: ANSWER)
     job.train(20, SLOW)
     collector.show(job.diagnosis)
     found = {family.name: family.samples for family in collector.collect()}
@@ -87,7 +90,7 @@ def test_a_finding_that_has_ended_is_shown_with_its_end(job: AnalyzedJob) -> Non
 
 
 def test_the_gpu_time_of_the_whole_run_is_divided_by_cause(job: AnalyzedJob) -> None:
-    collector = AnalyzerCollector(job.analyzer, lambda: {"up": 2, "failing": 0})
+    collector = AnalyzerCollector(job.analyzer, lambda: ANSWER)
     job.train(60, SLOW)
     collector.show(job.diagnosis)
     (family,) = (one for one in collector.collect() if one.name == "rankscope_run_gpu_seconds")
@@ -98,8 +101,11 @@ def test_the_gpu_time_of_the_whole_run_is_divided_by_cause(job: AnalyzedJob) -> 
     assert spent["straggler"] > 10.0
 
 
-@pytest.mark.parametrize(("up", "said"), [(0, "No target answers"), (1, "No run spans the nodes of the targets")])
-def test_without_an_answer_no_run_is_known(tmp_path: Path, up: int, said: str) -> None:
-    page = client(AnalyzedJob(tmp_path), {"up": up, "failing": 1}).get("/").text
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [({"b": "timed out"}, "No target answers"), (ONE_ANSWERS, "No run spans the nodes of the targets")],
+)
+def test_without_an_answer_no_run_is_known(tmp_path: Path, targets: Mapping[str, str], said: str) -> None:
+    page = client(AnalyzedJob(tmp_path), targets).get("/").text
     assert said in page
     assert "No problem found" not in page

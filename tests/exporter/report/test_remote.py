@@ -35,7 +35,7 @@ class Analyzer:
     """Answers like an analyzer's server, and counts the requests."""
 
     def __init__(self, job: AnalyzedJob) -> None:
-        self.body = as_json(report_of(job.analyzer, {"up": 2, "failing": 0})).encode()
+        self.body = as_json(report_of(job.analyzer, {"a": "", "b": ""})).encode()
         self.status, self.asked = 200, 0
         self.server = Prometheus(URL, fetch=self._answer)
 
@@ -89,7 +89,7 @@ def test_an_analyzer_that_is_no_longer_reached_is_no_verdict(job: AnalyzedJob, a
 
 
 def test_a_rank_in_a_container_with_a_name_of_its_own_is_known_by_its_gpu(job: AnalyzedJob, analyzer: Analyzer) -> None:
-    of_analyzer = report_of(job.analyzer, {"up": 2, "failing": 0})
+    of_analyzer = report_of(job.analyzer, {"a": "", "b": ""})
     (run,) = of_analyzer.runs
     ranks = [replace(rank, uuid=f"GPU-{rank.rank}") for rank in run.ranks]
     analyzer.body = as_json(replace(of_analyzer, runs=[replace(run, ranks=ranks)])).encode()
