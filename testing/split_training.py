@@ -14,7 +14,7 @@ from rankscope_exporter.analyzer.request import unpack
 from rankscope_exporter.analyzer.service import SECOND, Analyzer
 from rankscope_exporter.diagnosis.facts import DEVICE
 from rankscope_exporter.diagnosis.findings import Finding
-from rankscope_exporter.diagnosis.judge import Readings, RunJudge, Verdict
+from rankscope_exporter.diagnosis.judge import Readings, Verdict
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.node_facts.recorder import (
@@ -31,7 +31,7 @@ from rankscope_exporter.node_facts.recorder import (
 from rankscope_exporter.node_facts.wire import Answer, Moment, SentRank, row_of
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
 from rankscope_exporter.ranks.reference_step import AnyStep
-from testing.readings import RUN, SLOW, STEP, Change, Training, drift, hang, spend
+from testing.readings import EARLY, RUN, SLOW, STEP, Change, Training, Trial, drift, hang, spend
 
 PULL_EVERY = 3
 HEALTHY = 90.0
@@ -71,7 +71,7 @@ Key = tuple[str, str, tuple[int, ...]]
 class SteppingTraining(Training):
     """A simulated run that keeps the new steps that its exporters would send."""
 
-    def __init__(self, ranks: int, **options: Any) -> None:
+    def __init__(self, ranks: int = 4, **options: Any) -> None:
         super().__init__(ranks, **options)
         self.steps: dict[int, list[AnyStep]] = defaultdict(list)
         self._sent_level = sent_level(ranks, sum(STEP.values()))
@@ -90,6 +90,26 @@ class SteppingTraining(Training):
                 else Step(self._steps, end, self._length, phases)
             )
             self.steps[rank.number].append(step)
+
+    def encoded(self, at: float, ranks: Sequence[RankReading]) -> Part:
+        """Return a node's moment with these ranks as its exporter encodes it."""
+        return encoded(at, RUN, ranks, self._clock, self.steps)
+
+
+def encoded(
+    at: float, run: Run, ranks: Sequence[RankReading], clock: str, steps: MutableMapping[int, list[AnyStep]]
+) -> Part:
+    """Return a node's moment with these ranks, whose new steps are taken, as its exporter encodes it."""
+    sent = [
+        SentRank.model_construct(
+            run=[*run],
+            reading=one,
+            clock=DEVICE if clock == DEVICE else "host",
+            steps=[row_of(step) for step in steps.pop(one.rank, ())],
+        )
+        for one in ranks
+    ]
+    return part(Moment.model_construct(at=at, ranks=sent, gpus={}).model_dump_json(exclude_defaults=True).encode())
 
 
 def sent_level(ranks: int, step: float) -> int:
@@ -110,17 +130,7 @@ class SplitJudge:
     def add(self, at: float, readings: Readings, clock: str, steps: MutableMapping[int, list[AnyStep]]) -> None:
         """Add a moment of each node, and take the new steps."""
         for node, ranks in enumerate(self._divided([*readings.values()])):
-            sent = [
-                SentRank.model_construct(
-                    run=[*self._run],
-                    reading=one,
-                    clock=DEVICE if clock == DEVICE else "host",
-                    steps=[row_of(step) for step in steps.pop(one.rank, ())],
-                )
-                for one in ranks
-            ]
-            moment = Moment.model_construct(at=at, ranks=sent, gpus={})
-            self._moments[node].append(part(moment.model_dump_json(exclude_defaults=True).encode()))
+            self._moments[node].append(encoded(at, self._run, ranks, clock, steps))
 
     def pull(self, at: float, *, is_next: bool = False) -> Sequence[Verdict]:
         """Take all moments, and return the verdicts on these seconds; if `is_next`, only on the last one."""
@@ -146,24 +156,26 @@ def answer_of(node: int, at: float, moments: Sequence[Part]) -> bytes:
     return b"".join(packed(parts, checksum_of(parts), at))
 
 
-class SplitTrial:
+class SplitTrial(Trial):
     """A run that is judged twice: on one node by its own judge, and divided among nodes by an analyzer."""
 
-    def __init__(self, training: SteppingTraining, nodes: int, thresholds: Thresholds) -> None:
-        self.training = training
-        self._judge = RunJudge(RUN, thresholds)
+    def __init__(self, training: Training | None = None, thresholds: Thresholds = EARLY, *, nodes: int = 2) -> None:
+        """`training` is a SteppingTraining."""
+        super().__init__(training or SteppingTraining(), thresholds)
         self._nodes = SplitJudge(nodes, thresholds, RUN)
         self.alone: list[Verdict] = []
         self.split: list[Verdict] = []
 
-    def train(self, seconds: float, *changes: Change) -> SplitTrial:
-        """Train, and pull every third second. Return this trial."""
+    def train(self, seconds: float, *changes: Change) -> Verdict:
+        """Train, and pull every third second. Return the last verdict on one node."""
+        assert isinstance(self.training, SteppingTraining)
         for number, (at, readings) in enumerate(self.training.train(seconds, *changes), 1):
-            self.alone.append(self._judge.update(at, readings))
+            self.alone.append(self.judge.update(at, readings))
             self._nodes.add(at, readings, self.training._clock, self.training.steps)
             if number % PULL_EVERY == 0:
                 self.split += self._nodes.pull(at)
-        return self
+            self.verdicts.append(self.alone[-1])
+        return self.verdicts[-1]
 
     def play(self, scene: Scene) -> float:
         """Train healthily, and then with the fault. Return its onset."""

@@ -1,23 +1,29 @@
 """Compare the findings about a run on one node with those about the same run on 2, 4, 8 and 16 nodes.
 
     python -m validation.split_runs --save
+    python -m validation.split_runs --scripts SCRIPT ...    trials of these scripts instead, on two nodes
 
 Simulated ranks (`testing/split_training.py`), eight of them, or 16 on 16 nodes, in steps of 0.2 s. On one node, their
 readings go to the judge of an exporter. On several, they go through the JSON of `/api/v1/facts`, each third second, to
-an analyzer. Seconds are from the onset to the second in whose readings the finding is; a pull comes later.
+an analyzer. Seconds are from the onset to the second in whose readings the finding is; a pull comes later. A script
+plays its scenes with `Trial` and `Training` of `testing/readings.py`; seconds are then from its start.
 """
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
 from math import exp
+from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
-from testing import report
-from testing.readings import EARLY, Work, spend
+from testing import readings, report
+from testing.readings import Work, spend
 from testing.split_training import SCENES, Key, Scene, SplitTrial, SteppingTraining, opened
 
 from rankscope_exporter.diagnosis.facts import DEVICE, HOST
@@ -50,10 +56,32 @@ LONG = {
 """Scenes that take too long for a test."""
 
 
+def compare_trials(script: Path) -> list[dict[str, Any]]:
+    """Run a script, and return what both judges find in each of its trials."""
+    trials: list[SplitTrial] = []
+
+    class Recorded(SplitTrial):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            trials.append(self)
+
+    sys.path.insert(0, str(script.parent))
+    with mock.patch.multiple(readings, Trial=Recorded, Training=SteppingTraining), redirect_stdout(None):
+        runpy.run_path(str(script), run_name="__main__")
+    return [
+        _compared(trial, f"{script.stem} {number}", trial.training._clock, 2, 0.0)
+        for number, trial in enumerate(trials, 1)
+    ]
+
+
 def compare(name: str, clock: str, ranks: int, nodes: int) -> dict[str, Any]:
     """Return what both judges find in a scene."""
-    trial = SplitTrial(SteppingTraining(ranks, clock=clock), nodes, EARLY)
+    trial = SplitTrial(SteppingTraining(ranks, clock=clock), nodes=nodes)
     onset = trial.play((SCENES | LONG)[name])
+    return _compared(trial, name, clock, nodes, onset)
+
+
+def _compared(trial: SplitTrial, name: str, clock: str, nodes: int, onset: float) -> dict[str, Any]:
     alone, split = opened(trial.alone), opened(trial.split)
     return {
         "scene": name,
@@ -78,15 +106,22 @@ def _in_words(found: Mapping[Key, Finding], onset: float) -> str:
 
 def main() -> int:
     """Compare all scenes and publish. Return 1 if any differs."""
-    options = report.parser(__doc__, prog="python -m validation.split_runs").parse_args()
+    parser = report.parser(__doc__, prog="python -m validation.split_runs")
+    parser.add_argument("--scripts", type=Path, nargs="+")
+    options = parser.parse_args()
     tasks = [(name, clock, *size) for name in SCENES | LONG for clock in (HOST, DEVICE) for size in SIZES]
-    with ProcessPoolExecutor() as pool:
-        results = [*pool.map(compare, *zip(*tasks, strict=True))]
+    with ProcessPoolExecutor(max_tasks_per_child=1) as pool:  # a script may change what others import
+        if options.scripts:
+            results = [one for found in pool.map(compare_trials, options.scripts) for one in found]
+        else:
+            results = [*pool.map(compare, *zip(*tasks, strict=True))]
     columns = ("scene", "clock", "nodes", "one node", "several")
     rows = [(*(one[column] for column in columns), report.yes_or_no(one["is_same"])) for one in results]
     title, bound = "Runs on one node and on several", "the same findings, with the same cause and ranks"
     table = report.table((*columns, "same"), rows)
-    report.Report("split_runs", title, __doc__, bound, [table], results, []).publish(options.save)
+    report.Report(
+        "split_scripts" if options.scripts else "split_runs", title, __doc__, bound, [table], results, []
+    ).publish(options.save)
     return 0 if all(one["is_same"] for one in results) else 1
 
 

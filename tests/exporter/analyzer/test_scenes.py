@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from testing.readings import EARLY
 from testing.split_training import QUIET, SCENES, SplitTrial, SteppingTraining, opened
 
 from rankscope_exporter.diagnosis.facts import DEVICE, HOST
@@ -15,7 +14,7 @@ LATER = 4.0
 @pytest.mark.parametrize("clock", [HOST, DEVICE])
 @pytest.mark.parametrize("name", SCENES)
 def test_a_run_on_several_nodes_has_the_findings_of_one_node(name: str, clock: str) -> None:
-    trial = SplitTrial(SteppingTraining(8, clock=clock), 2, EARLY)
+    trial = SplitTrial(SteppingTraining(8, clock=clock))
     onset = trial.play(SCENES[name])
     alone, split = opened(trial.alone), opened(trial.split)
     assert split.keys() == alone.keys()
