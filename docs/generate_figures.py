@@ -88,11 +88,16 @@ def readme() -> Figures:
         "called by the script | {} ms | +{} µs | {}% |": cost("by_hand"),
         "steps of 100 ms | 100 ms | +{} µs | {}% |": cost("ddp_100_ms", 1e5)[1:],
         "collectives add {} and {} ms": [more("fsdp2"), more("by_hand")],
-        "({} faults): median | {} s | {} s |": [len(find("time_to_find", r"^\| f\d+_(?!hang)")), *found(SLOW, 1, 5)],
+        "one node ({} faults): median | {} s | {} s |": [len(find("time_to_find", r"^\| f\d+_(?!hang)")), *found(SLOW, 1, 5)],
         "the same: 90th percentile | {} s | {} s |": found(SLOW, 2, 6),
         "after {} minutes of training, run on one node | {} s | {} s |": [minutes, *found("hangs", 1, 5)],
-        "on several nodes ({} faults)": [len(find("time_to_alert", r"^\| `.* \|  \|$"))],
-        "{} s; {} s from the first": [number("time_to_alert", rf"{of} of \d+", "15s") for of in ("median", "P90")],
+        "with an analyzer ({} faults): median | {} s | {} s |": [
+            len(set(find("time_to_find_nodes", r"^\| (f\d+_(?!hang)\w+)"))),
+            *(number("time_to_find_nodes", SLOW, column) for column in (1, 5)),
+        ],
+        "the same on two nodes: 90th percentile | {} s | {} s |": [
+            number("time_to_find_nodes", SLOW, column) for column in (2, 6)
+        ],
         "after {} times the run's": [int(threshold.stuck_pace)],
         "the longest ever: at least {} s.": [int(threshold.stuck_floor)],
         "less than {} minutes has no": [minutes],

@@ -28,7 +28,7 @@ PROGRAM = "Rankscope analyzer"
 NO_RUN = "No run spans the nodes of the targets that answer."
 NO_TARGET = "No target answers, so no run is known."
 SHOWN_FAILURES = 20
-"""The most targets that do not answer whose names and reasons are told."""
+"""The most targets that do not answer whose names and reasons are shown."""
 
 
 @dataclass(frozen=True)
