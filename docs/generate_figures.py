@@ -88,7 +88,10 @@ def readme() -> Figures:
         "called by the script | {} ms | +{} µs | {}% |": cost("by_hand"),
         "steps of 100 ms | 100 ms | +{} µs | {}% |": cost("ddp_100_ms", 1e5)[1:],
         "collectives add {} and {} ms": [more("fsdp2"), more("by_hand")],
-        "one node ({} faults): median | {} s | {} s |": [len(find("time_to_find", r"^\| f\d+_(?!hang)")), *found(SLOW, 1, 5)],
+        "one node ({} faults): median | {} s | {} s |": [
+            len(find("time_to_find", r"^\| f\d+_(?!hang)")),
+            *found(SLOW, 1, 5),
+        ],
         "the same: 90th percentile | {} s | {} s |": found(SLOW, 2, 6),
         "after {} minutes of training, run on one node | {} s | {} s |": [minutes, *found("hangs", 1, 5)],
         "with an analyzer ({} faults): median | {} s | {} s |": [
