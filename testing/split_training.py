@@ -169,10 +169,10 @@ class SplitTrial(Trial):
     def train(self, seconds: float, *changes: Change) -> Verdict:
         """Train, and pull every third second. Return the last verdict on one node."""
         assert isinstance(self.training, SteppingTraining)
-        for number, (at, readings) in enumerate(self.training.train(seconds, *changes), 1):
+        for at, readings in self.training.train(seconds, *changes):
             self.alone.append(self.judge.update(at, readings))
             self._nodes.add(at, readings, self.training._clock, self.training.steps)
-            if number % PULL_EVERY == 0:
+            if len(self.alone) % PULL_EVERY == 0:
                 self.split += self._nodes.pull(at)
             self.verdicts.append(self.alone[-1])
         return self.verdicts[-1]

@@ -197,7 +197,7 @@ def _pairs(lines: Sequence[Line], *, is_whole: bool, nodes: int) -> tuple[list[t
 
 def _split(lines: Sequence[Line], nodes: int) -> str:
     pairs, same, apart = _pairs(lines, is_whole=False, nodes=nodes)
-    count = sum(len(one["found"]) for pair in pairs for one in pair[1:])
+    count = sum(len(alone["found"]) for _, alone in pairs)
     days = sum(line["days"] for line, _ in pairs)
     return (
         f"On {nodes} nodes, with an analyzer: {len(pairs)} runs of {days:.1f} days, with {count} findings on one node. "
