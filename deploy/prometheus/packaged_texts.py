@@ -59,7 +59,8 @@ def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
 
 def words(root: Path = HERE) -> str:
     """Return the texts of the exporter's findings by kind, as JSON; `` stands for all other causes."""
-    alerts = yaml.safe_load((root / "causes.yml").read_text())["alerts"].values()
+    causes = yaml.safe_load((root / "causes.yml").read_text())
+    alerts = causes["alerts"].values()
     entries = [*alerts, *(cause for alert in alerts for cause in alert.get("causes", {}).values())]
     made_by = "deploy/prometheus/render.py, from causes.yml: edit it, then run `make generate`"
     kinds = {
@@ -73,7 +74,9 @@ def words(root: Path = HERE) -> str:
     }
     ports: Mapping[str, str] = next((entry["ports"] for entry in entries if "ports" in entry), {})
     lines = ",\n".join(f"  {json.dumps(kind)}: {json.dumps(texts)}" for kind, texts in kinds.items())
-    return f'{{"made_by": {json.dumps(made_by)},\n "ports": {json.dumps(ports)},\n "kinds": {{\n{lines}\n }}}}\n'
+    texts = {"made_by": made_by, "ports": ports, "evidence": causes["evidence"]}
+    named = ",\n ".join(f"{json.dumps(name)}: {json.dumps(text)}" for name, text in texts.items())
+    return f'{{{named},\n "kinds": {{\n{lines}\n }}}}\n'
 
 
 def _texts(entry: Mapping[str, Any], what: str, default: str) -> dict[str, str]:

@@ -52,6 +52,7 @@ class AnalyzerCollector:
         self._analyzer = analyzer
         self.targets = targets
         self._found: list[Metric] = []
+        self._texts = findings.FindingTexts()
 
     def poll(self) -> None:
         """Judge what is new."""
@@ -60,7 +61,7 @@ class AnalyzerCollector:
 
     def show(self, diagnosis: Diagnosis) -> None:
         """Show this result from now on."""
-        self._found = [*findings.families(diagnosis, self.name), *self._of_runs(diagnosis)]
+        self._found = [*findings.families(diagnosis, self._texts, self.name), *self._of_runs(diagnosis)]
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of the last poll."""

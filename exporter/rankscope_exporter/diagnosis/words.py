@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope.record.quantities import duration, number, percent
+from rankscope.record.quantities import duration, number, percent, size
 from rankscope_exporter.diagnosis.detectors import ONE_PER_RUN
 from rankscope_exporter.diagnosis.findings import LAYOUT, LISTED, Candidate, Place
 from rankscope_exporter.diagnosis.readings import Run, run_title
@@ -20,6 +20,8 @@ WORDS: Mapping[str, Mapping[str, Mapping[str, str]]] = _TEXTS["kinds"]
 """By kind the `summary`, the `words` after the colon and the `advice`, each by cause; `` is for all other causes."""
 PORT_FAULTS: Mapping[str, str] = _TEXTS["ports"]
 """What is wrong with a network port, by the name of the evidence."""
+EVIDENCE: Mapping[str, str] = _TEXTS["evidence"]
+"""What a number says, by the name of the evidence."""
 
 
 def where(candidate: Candidate) -> str:
@@ -61,6 +63,20 @@ def advice(candidate: Candidate) -> str:
     return _text(candidate, "advice").format_map(_fields(candidate))
 
 
+def evidence(candidate: Candidate) -> str:
+    """Return what the numbers say, in one sentence; empty without numbers that the summary does not have."""
+    phrases = [
+        text.format(
+            ratio=percent(value), number=number(value), bytes=size(value), duration=duration(value),
+            seconds=f"{number(value)} s", cause=candidate.cause,
+        )
+        for name, value in candidate.evidence.items()
+        if (text := EVIDENCE.get(name)) and (value or "{number}" not in text)
+    ]  # fmt: skip
+    text = "; ".join(phrases)
+    return text[:1].upper() + text[1:] + "." * bool(text)
+
+
 def advice_by_cause(kind: str) -> dict[str, str]:
     """Return the advice of a kind by cause, for a report that names no rank."""
     texts = WORDS[kind]["advice"].items()
@@ -73,7 +89,7 @@ def _text(candidate: Candidate, what: str) -> str:
 
 
 def _fields(candidate: Candidate) -> dict[str, object]:
-    """Return the values of the fields in the texts. deploy/prometheus/alert_texts.py has them as templates."""
+    """Return the values of the fields in the texts."""
     evidence, place = candidate.evidence, candidate.place
     return {
         "place": where(candidate),

@@ -33,3 +33,12 @@ def number(value: float) -> str:
 def count(things: int, name: str) -> str:
     """Return a number of things: `1 rank`, `2 ranks`."""
     return f"{things} {name}{'' if things == 1 else 's'}"
+
+
+def size(number_of_bytes: float) -> str:
+    """Return a number of bytes: `800 B`, `1.5 KiB`, `48 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number_of_bytes < LARGEST * 10:
+            return f"{number(number_of_bytes)} {unit}"
+        number_of_bytes /= 1024.0
+    return f"{number(number_of_bytes)} TiB"

@@ -28,6 +28,9 @@ PAUSE = 60.0  # seconds
 # 1 s, the sampler's another 1 s, and one reading may be late.
 RUNNING_WITHIN = 3.0  # seconds
 
+# Kernels of a rank may run, or be seen, for this long after its process was last seen.
+LAST_KERNELS = 5.0  # seconds
+
 # Share of memory in use while no process is listed. A bare context uses about half a GB, below 1% of a data-center GPU.
 MEMORY_SHARE = 0.05  # the threshold gpu_memory_held
 
@@ -86,3 +89,27 @@ def are_stuck(ranks: Collection[RankSnapshot]) -> bool:
 def _is_stuck(rank: RankSnapshot) -> bool:
     limit = STUCK_AFTER_PLANNED if rank.phase in phases.PLANNED else STUCK_AFTER
     return rank.read_monotonic - rank.last_progress > limit
+
+
+class UnusedMemory:
+    """Since when memory of one GPU is in use and no kernel has run, although no rank is alive on it.
+
+    It is the later of the time at which the memory was allocated and the end of the last rank. A process that has run a
+    kernel since then is a service or a notebook, which may keep its memory between requests.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        """None if the memory was in use before anything else was seen, or a kernel has run since."""
+
+    def update(self, at: float, memory: float | None, has_rank: bool, idle_for: float | None) -> float | None:
+        """Return that time; None while the memory is free, a rank is alive, or the time is unknown.
+
+        `at` is the time of these facts in monotonic seconds, `memory` the share in use.
+        """
+        if memory is not None and (has_rank or memory <= MEMORY_SHARE):
+            self._since = at + (LAST_KERNELS if has_rank else 0.0)
+            return None
+        if self._since is None or memory is None or idle_for is None or at - idle_for > self._since:
+            self._since = None
+        return self._since

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.allocation.claims import Claims, Scheduler
 from rankscope_exporter.gpu.allocation.holder import LABELS, Holder, labels
-from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
+from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, UnusedMemory, are_stuck, classify
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.pod_resources import PodResources
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, holders_of, look_up
@@ -59,6 +59,8 @@ class Allocation:
     holders: Sequence[Holder]
     state: str
     seconds: Mapping[str, float]
+    unused_since: float | None = None
+    """The time since which memory is in use without a kernel and a rank, in unix seconds."""
 
 
 class AllocationMeter:
@@ -76,6 +78,7 @@ class AllocationMeter:
         self._processes = processes
         self._users = users
         self._busy = BusyMeter()
+        self._unused = UnusedMemory()
         self._instances = Cached(lambda device, _: mig_instances(device), INSTANCES_EVERY)
         self._file = Cached(lambda device, _: _device_file(device))
         # Every state starts at 0, because a counter that first appears with a value never shows that increase.
@@ -94,18 +97,22 @@ class AllocationMeter:
         seen = look_up(pids, self._processes)
         if self._occupants:
             self._occupants.record(device.uuid, seen, instances)
+        memory, idle_for = _share_in_use(device), load.idle_for if load else None
         facts = Facts(
             is_allocated=bool(claimed) or (False if self._are_all_known(claims, device, hides_instances) else None),
             # If processes are not visible, living ranks are the only known processes.
             processes=seen.count if seen.count is not None else len(ranks) or None,
             dead=seen.dead,
-            memory=None if seen.count else _share_in_use(device),
-            idle_for=load.idle_for if load else None,
+            memory=None if seen.count else memory,
+            idle_for=idle_for,
             is_stuck=are_stuck([rank.snapshot for rank in ranks]),
         )
         state = classify(facts)
         self._seconds[state] += tick.elapsed
-        return Allocation([*claimed, *holders_of(seen.living, self._users)], state, dict(self._seconds))
+        since = self._unused.update(tick.steady, memory, bool(ranks), idle_for)
+        unused_since = None if since is None else tick.unix - (tick.steady - since)
+        holders = [*claimed, *holders_of(seen.living, self._users)]
+        return Allocation(holders, state, dict(self._seconds), unused_since)
 
     def _are_all_known(self, claims: Claims, device: Device, hides_instances: bool) -> bool:
         """Return whether all holders are known.
@@ -150,6 +157,13 @@ METRICS = (
         lambda allocation: allocation.seconds,
         "state",
         source="as above, integrated",
+    ),
+    GPU.gauge(
+        "memory_unused_since_timestamp_seconds",
+        "Time since which more than 5% of the memory has been in use, no kernel has run, and no rank has been alive on "
+        "the GPU: its allocation, or the end of the last rank. Absent if a kernel has run since, or if it is unknown.",
+        lambda allocation: allocation.unused_since,
+        source="as above, and nvmlDeviceGetMemoryInfo_v2",
     ),
 )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.diagnosis.findings import Finding
+from rankscope_exporter.diagnosis import words
+from rankscope_exporter.diagnosis.findings import Candidate, Finding
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.exposition.metric import Declaration
@@ -22,8 +23,7 @@ JUDGED = Declaration(
     "gauge",
     "rankscope_run_judged_info",
     "Runs that this exporter diagnoses: all their ranks are on this machine, and their GPUs are read. `by` is the "
-    "node, or `analyzer`, which diagnoses runs that span nodes. Absent in the first steps after the exporter's start. "
-    "Prometheus' rules diagnose the other runs.",
+    "node, or `analyzer`, which diagnoses runs that span nodes. Absent in the first steps after the exporter's start.",
     (*RUN_LABELS, "by"),
 )
 FINDING = Declaration(
@@ -43,6 +43,13 @@ EVIDENCE = Declaration(
     "rankscope_finding_evidence",
     "Evidence of a finding: at most four numbers in base units, by `name`.",
     (*FINDING_LABELS, "name"),
+)
+INFO = Declaration(
+    "gauge",
+    "rankscope_finding_info",
+    "The finding in words: `summary` says what is wrong, where and how much, `evidence` has the numbers, and `advice` "
+    "says what to do first. The numbers are those of its begin, or of the time when its severity has risen.",
+    (*FINDING_LABELS, "summary", "evidence", "advice"),
 )
 PEAK = Declaration(
     "gauge",
@@ -94,12 +101,11 @@ NOT_JUDGED = Declaration(
     "gauge",
     "rankscope_exporter_runs_not_judged",
     "Living runs that are not diagnosed because of limits: `too_many_runs` (more than 64, or 16 with 64 ranks of one "
-    "owner), `too_much_cpu_time` (their diagnosis takes more than their owner's share of 0.1 cores). Prometheus' "
-    "rules diagnose them.",
+    "owner), `too_much_cpu_time` (their diagnosis takes more than their owner's share of 0.1 cores).",
     ("owner", "reason"),
 )
 LIMIT_METRICS = (NOT_JUDGED,)
-METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, PEAK, MEAN, END, LOST, LOST_SECONDS, SPENT, LAG)
+METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, INFO, PEAK, MEAN, END, LOST, LOST_SECONDS, SPENT, LAG)
 
 
 class Findings:
@@ -111,19 +117,43 @@ class Findings:
 
     def __init__(self, diagnosis: DiagnosisService) -> None:
         self._diagnosis = diagnosis
+        self._texts = FindingTexts()
 
     def poll(self, scan: Scan) -> list[Metric]:
         """Judge every run."""
-        return families(self._diagnosis.update(scan))
+        return families(self._diagnosis.update(scan), self._texts)
 
 
-def families(diagnosis: Diagnosis, by: str = "") -> list[Metric]:
+class FindingTexts:
+    """The words of the open findings. Each is described once, or its numbers would be a new series each second."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def update(self, verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], float]:
+        """Return the labels of these verdicts' findings with their words."""
+        texts = {}
+        for verdict in verdicts:
+            for finding in verdict.findings:
+                labels = _labels(verdict.run, finding)
+                texts[labels] = self._texts.get(labels) or _describe(verdict.run, finding.candidate)
+        self._texts = texts
+        return {(*labels, *said): 1.0 for labels, said in texts.items()}
+
+
+def _describe(run: Run, candidate: Candidate) -> tuple[str, ...]:
+    return words.sentence(run, candidate), words.evidence(candidate), words.advice(candidate)
+
+
+def families(diagnosis: Diagnosis, texts: FindingTexts, by: str = "") -> list[Metric]:
     """Return the metrics of a diagnosis, which `by` has made; by default the node of its ranks."""
     limited = NOT_JUDGED.family(diagnosis.limited)
-    return [*(declared.family(values) for declared, values in _values(diagnosis, by).items()), limited]
+    values = _values(diagnosis, by)
+    values[INFO] = texts.update(diagnosis.look.judged.verdicts)
+    return [*(declared.family(of) for declared, of in values.items()), limited]
 
 
-def _values(diagnosis: Diagnosis, by: str) -> Mapping[Declaration, dict[tuple[str, ...], float]]:
+def _values(diagnosis: Diagnosis, by: str) -> dict[Declaration, dict[tuple[str, ...], float]]:
     values: dict[Declaration, dict[tuple[str, ...], float]] = {declared: {} for declared in METRICS}
     verdicts = diagnosis.look.judged.verdicts
     # Trainings with one name have series together: the mean of their ratios, and the sum of their seconds.

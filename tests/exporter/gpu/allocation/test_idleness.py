@@ -14,7 +14,7 @@ from testing.records import READ_AT, rank_snapshot
 from rankscope.record.layout import PHASES
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation import idleness
-from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
+from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, UnusedMemory, are_stuck, classify
 
 TABLE = [
     # no process, no claim
@@ -90,3 +90,42 @@ def test_limits_equal_the_alert_thresholds() -> None:
     assert thresholds["gpu_memory_held"]["value"] == idleness.MEMORY_SHARE
     assert float(seconds(thresholds["stuck_for"]["value"])) == idleness.STUCK_AFTER
     assert float(seconds(thresholds["planned_phase_for"]["value"])) == idleness.STUCK_AFTER_PLANNED
+
+
+Moments = list[tuple[float, float | None, bool, float | None]]
+
+
+def unused_since(moments: Moments) -> float | None:
+    """Return the result after the last of these moments: time, memory in use, whether a rank is alive, idle seconds."""
+    memory = UnusedMemory()
+    *_, last = [memory.update(*moment) for moment in moments]
+    return last
+
+
+@pytest.mark.parametrize(
+    ("moments", "since"),
+    [
+        ([(0, 0.9, False, 500.0)], None),
+        ([(0, 0.01, False, 500.0), (1, 0.9, False, 501.0), (700, 0.9, False, 1200.0)], 0.0),
+        ([(0, 0.01, False, 500.0), (1, 0.9, False, 0.2), (700, 0.9, False, 699.0)], None),
+        ([(0, 0.9, True, 0.0), (1, 0.9, False, 0.5), (700, 0.9, False, 699.5)], 5.0),
+        ([(0, 0.9, True, 0.0), (20, 0.9, False, 1.0)], None),
+        ([(0, 0.01, False, 500.0), (1, 0.9, False, 501.0), (2, 0.9, True, 502.0)], None),
+        ([(0, 0.01, False, 500.0), (1, 0.9, False, None)], None),
+        ([(0, 0.01, False, 500.0), (1, None, False, 501.0), (2, 0.9, False, 502.0)], None),
+    ],
+    ids=[
+        "was in use before",
+        "allocated and never used",
+        "a service that has worked",
+        "left by a rank",
+        "used after the rank",
+        "a rank is alive",
+        "kernels are not visible",
+        "memory was not reported",
+    ],
+)
+def test_memory_is_unused_since_its_allocation_or_the_last_rank_and_until_the_next_kernel(
+    moments: Moments, since: float | None
+) -> None:
+    assert unused_since(moments) == since
