@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from deploy.prometheus import shipped
 from deploy.prometheus.shipped import HERE, alertmanager_document, prometheus_document
 
 INTERVAL = "1s"
@@ -46,14 +47,18 @@ def write_rules() -> Path:
 
 
 def rules() -> str:
-    """Return the rules with shorter times. Four ranks that share two CPUs are late in turn: so many warnings are no flood."""
-    groups = yaml.safe_load((HERE / "rules/rankscope.yml").read_text())
+    """Return the rules with shorter times. Four ranks that share two CPUs are late in turn: more warnings are many."""
+    groups = yaml.safe_load(shipped.RULES.read_text())
     for rule in (rule for group in groups["groups"] for rule in group["rules"]):
-        rule["expr"] = LIMITS.sub(lambda match: f"{int(match[1]) / TIMES_AS_FAST:g}", rule["expr"]).replace("> 7", "> 11")
-    return DURATION.sub(_shorter, yaml.safe_dump(groups, sort_keys=False, width=100_000))
+        rule["expr"] = LIMITS.sub(_fast_limit, rule["expr"]).replace("> 7", "> 11")
+    return DURATION.sub(_fast_duration, yaml.safe_dump(groups, sort_keys=False, width=100_000))
 
 
-def _shorter(match: re.Match[str]) -> str:
+def _fast_limit(match: re.Match[str]) -> str:
+    return f"{int(match[0]) / TIMES_AS_FAST:g}"
+
+
+def _fast_duration(match: re.Match[str]) -> str:
     return match[1] + _shortened(match[2])
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).resolve().parent
+RULES = HERE / "rules/rankscope.yml"
 
 
 def prometheus_document(exporters: Sequence[str], alertmanager: str | None = None) -> dict[str, Any]:

@@ -107,6 +107,21 @@ def test_an_exporter_that_is_down_inhibits_alerts_from_its_last_values(alertmana
     assert alertmanager.names() == {"RankscopeExporterDown", "RankscopeGpuXid"}
 
 
+def test_a_fault_that_becomes_critical_or_covers_other_ranks_inhibits_its_former_alert(
+    alertmanager: Alertmanager,
+) -> None:
+    late = {"kind": "straggler", "run": "llm", "group": "0-3", "cause": "other"}
+    kept = [
+        alert("RankLagging", "critical", rank="3", **late),
+        alert("RankLagging", rank="2", **late),
+        alert("DataBound", run="llm", kind="data", cause="io"),
+    ]
+    alertmanager.fire(*kept, alert("RankLagging", rank="3", **late), alert("RankZeroLagging", rank="0", **late))
+    assert sorted(map(sorted, map(dict.items, alertmanager.uninhibited()))) == sorted(
+        map(sorted, map(dict.items, kept))
+    )
+
+
 @pytest.mark.parametrize("owner", [{"owner": "1001"}, {}], ids=["an owner", "no owner"])
 def test_many_alerts_inhibit_those_of_their_owner_and_severity(alertmanager: Alertmanager, owner: Alert) -> None:
     kept = [
@@ -154,13 +169,14 @@ def test_critical_alerts_are_not_delayed_for_grouping(about: Alert) -> None:
     assert group_wait_of(alert("Some", "critical", **about)) == "5s"
 
 
-def test_only_warnings_about_nodes_are_delayed_for_grouping() -> None:
+def test_only_warnings_about_nodes_and_those_that_are_not_urgent_are_delayed_for_grouping() -> None:
     assert group_wait_of(alert("Some", "warning", run="llm", rank="1")) == "5s"
+    assert group_wait_of(alert("CheckpointOverdue", "warning", run="llm")) == "30s"
     assert group_wait_of(alert("Some", "warning", node="a", uuid="GPU-0", instance="a")) == "30s"
 
 
 def group_wait_of(labels: Alert) -> str:
-    """Return `group_wait` of the innermost route whose matchers, each `=` or `!=`, match the labels."""
+    """Return `group_wait` of the innermost route whose matchers match the labels."""
     route = yaml.safe_load(CONFIG.read_text())["route"]
     wait: str = route["group_wait"]
     while route := next((one for one in route.get("routes", ()) if matches_all(labels, one["matchers"])), None):
@@ -169,8 +185,14 @@ def group_wait_of(labels: Alert) -> str:
 
 
 def matches_all(labels: Alert, matchers: list[str]) -> bool:
-    found = [re.fullmatch(r'(\w+)(=|!=)"(.*)"', text) for text in matchers]
-    return all(match and (labels.get(match[1], "") == match[3]) == (match[2] == "=") for match in found)
+    found = [re.fullmatch(r'(\w+)(=~|!=|=)"(.*)"', text) for text in matchers]
+    return all(match and is_matched(labels.get(match[1], ""), match[2], match[3]) for match in found)
+
+
+def is_matched(value: str, operator: str, asked: str) -> bool:
+    if operator == "=~":
+        return bool(re.fullmatch(asked, value))
+    return (value == asked) == (operator == "=")
 
 
 @pytest.mark.parametrize("speed", ["production", "fast"])

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from deploy.prometheus.shipped import RULES
 
 from rankscope_exporter.ranks.collectors.ranks import SKIP_REASONS
 
 ROOT = Path(__file__).parents[2]
-RULE = (ROOT / "deploy/prometheus/rules/alerts/exporter.yml").read_text().partition("alert: RankscopeRanksHidden")[2]
+RULE = RULES.read_text().partition("alert: RankscopeRanksHidden")[2]
 ALERTING = set(re.findall(r'reason=~"([a-z_|]+)"', RULE)[0].split("|"))
 RUNBOOK = (ROOT / "docs/runbooks/RankscopeRanksHidden.md").read_text()
 HIDES_A_RANK, _, HIDES_NONE = RUNBOOK.partition("do not alert")
