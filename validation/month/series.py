@@ -7,15 +7,19 @@ their sums are exact, and no rounding error looks like a counter that starts aga
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from validation.month.record import BUCKETS as STEP_BOUNDS
-from validation.month.record import Peers, align
-from validation.month.steps import Array, P
+from validation.month.steps import PHASES, WAIT, Array, P
 
 from rankscope.record.phases import PLANNED
 
+STEP_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+CAUSES = [number for number, name in P.items() if name not in ("collective_wait", "startup")]
+UNKNOWN = len(PHASES)
+Peers = Sequence[Sequence[int]]
+"""Groups of ranks that are compared with each other."""
 NANO = 1e-9
 PLANNED_NUMBERS = [P[phase] for phase in PLANNED]
 SECONDS, FLOOR, SKEW, COLLECTED = slice(0, 10), 10, 11, 12
@@ -81,3 +85,37 @@ def added(sums: Array, first: int, steps: int) -> Array:
 
 def _sums(values: Array) -> Array:
     return np.concatenate((np.zeros_like(values[:1], np.int64), np.cumsum(values, axis=0)))
+
+
+def align(durations: Array, peers: Peers) -> tuple[Array, Array, Array]:
+    """Return floor, skew and blame by step and rank, blame also by phase (rankscope_exporter/ranks/step_alignment.py).
+
+    The floor is the least wait of any peer, the skew this rank's wait above it, the blame the others' wait for it.
+    """
+    steps, _, ranks = durations.shape
+    floor, skew = np.empty((2, steps, ranks), durations.dtype)
+    blame = np.zeros((steps, UNKNOWN + 1, ranks), durations.dtype)
+    for members in peers:
+        of_peers = durations[:, :, members]
+        waits = of_peers[:, WAIT]
+        least, last = waits.min(axis=1, keepdims=True), waits.argmin(axis=1)
+        floor[:, members], skew[:, members] = least, waits - least
+        waited = (waits - least).sum(axis=1) / (len(members) - 1)
+        cause = _late_phase(of_peers[:, CAUSES], last, waited)
+        blame[np.arange(steps), cause, np.array(members)[last]] = waited
+    return floor, skew, blame
+
+
+def _late_phase(durations: Array, last: Array, waited: Array) -> Array:
+    """Return by step the phase in which the last rank exceeds the median of the others most, if that is enough."""
+    others = durations.shape[2] - 1
+    own = np.take_along_axis(durations, last[:, None, None], axis=2)[..., 0]
+    ordered = np.sort(durations, axis=2)
+    # Without its own duration, the later ones move up by one.
+    middle = [
+        np.where(own <= ordered[..., i], ordered[..., i + 1], ordered[..., i]) for i in ((others - 1) // 2, others // 2)
+    ]
+    excess = own - (middle[0] + middle[1]) / 2
+    largest = excess.argmax(axis=1)
+    explains = np.take_along_axis(excess, largest[:, None], axis=1)[:, 0] >= waited / 2
+    return np.where(explains, np.array(CAUSES)[largest], UNKNOWN)
