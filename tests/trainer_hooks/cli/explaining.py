@@ -41,7 +41,7 @@ def losses(**ratios: float) -> str:
     judged = series("rankscope_run_judged_info", 1, by="vm")
     return judged + "".join(
         series("rankscope_run_lost_ratio", ratio, cause=cause)
-        + series("rankscope_run_lost_gpu_seconds_total", 4 * 7200 * ratio, cause=cause)
+        + series("rankscope_run_lost_gpu_seconds_total", 4 * 7200 * ratio, cause=cause) * (cause != "none")
         for cause, ratio in ratios.items()
     )
 

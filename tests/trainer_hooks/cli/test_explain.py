@@ -17,7 +17,6 @@ from tests.trainer_hooks.cli.explaining import (
     Explain,
     alert,
     finding,
-    losses,
     ranks,
     series,
 )
@@ -107,10 +106,15 @@ def test_other_findings_and_alerts_about_its_gpus_have_a_line_each(explain_at: E
 
 @pytest.mark.parametrize(
     ("moment", "alerts"),
-    [("an alert about the run", []), ("idle", ["RankscopeGpuAllocatedIdle"]), ("exporter down", ["RankscopeExporterDown"])],
+    [
+        ("an alert about the run", []),
+        ("idle", ["RankscopeGpuAllocatedIdle"]),
+        ("exporter down", ["RankscopeExporterDown"]),
+    ],
 )
 def test_alerts_about_a_finding_are_not_shown_again(explain_at: Explain, moment: str, alerts: list[str]) -> None:
     assert [one["alertname"] for one in explain_at.answer(moment)["alerts"]] == alerts
+    assert (" No other problem found." in explain_at.text(moment)) == bool(alerts)
 
 
 def test_more_than_five_others_are_counted(explain_at: Explain) -> None:
@@ -139,9 +143,7 @@ def test_only_open_findings_are_shown_with_their_last_severity(
     assert [(one["kind"], one["severity"]) for one in explain_at.answer(moment)["findings"]] == kinds
 
 
-def test_an_exporter_that_does_not_answer_counts_for_two_minutes(
-    explain_at: Explain, moments: dict[str, int]
-) -> None:
+def test_an_exporter_that_does_not_answer_counts_for_two_minutes(explain_at: Explain, moments: dict[str, int]) -> None:
     at = moments["lagging"]
     answer = explain_at.answer("lagging", "--at", str(at + 110))
     assert (answer["ranks"], answer["findings"][0]["summary"]) == (4, THROTTLED)
@@ -149,7 +151,8 @@ def test_an_exporter_that_does_not_answer_counts_for_two_minutes(
 
 
 def test_without_words_a_finding_is_shown_by_its_labels(explain_at: Explain) -> None:
-    assert "WARNING for 12 min: kind straggler, cause throttled, rank 2" in explain_at.text("without texts")
+    words = "kind straggler, cause throttled, rank 2, node vm, gpu 2"
+    assert explain_at.lines("without texts")[-1] == f"WARNING for 12 min: {words}"
 
 
 def test_json_has_the_findings_with_their_labels_numbers_and_words_in_one_line(
@@ -166,9 +169,9 @@ def test_json_has_the_findings_with_their_labels_numbers_and_words_in_one_line(
     assert (answer["run"], answer["cluster"], answer["judged"], answer["not_judged"]) == ("train", None, True, [])
 
 
-def test_json_has_the_largest_lag_if_there_is_no_finding(explain_at: Explain) -> None:
+def test_json_has_the_largest_lag(explain_at: Explain) -> None:
     assert explain_at.answer("healthy")["largest_lag"] == {"rank": "2", "ratio": 0.012}
-    assert explain_at.answer("lagging")["largest_lag"] is None
+    assert explain_at.answer("in its first steps")["largest_lag"] is None
 
 
 ANALYZER = "A run on several nodes needs an analyzer: rankscope-exporter --analyze TARGETS."
@@ -177,15 +180,15 @@ ANALYZER = "A run on several nodes needs an analyzer: rankscope-exporter --analy
 @pytest.mark.parametrize(
     ("moment", "text"),
     [
-        ("in its first steps", f"Not diagnosed yet. That takes some steps. {ANALYZER}"),
+        ("in its first steps", f"Not diagnosed yet: the diagnosis needs some steps. {ANALYZER}"),
         ("on two nodes", f"Not diagnosed. {ANALYZER}"),
-        ("on two nodes, with an analyzer", f"Not diagnosed: gpus unknown. {ANALYZER}"),
-        ("over a limit", f"Not diagnosed: too many runs. {ANALYZER}"),
-        ("a node does not answer", "Not fully diagnosed: node missing (vm2). No problem found."),
+        ("on two nodes, with an analyzer", "Not diagnosed: gpus unknown."),
+        ("over a limit", "Not diagnosed: too many runs."),
+        ("a node does not answer", "Not fully diagnosed: node vm2 does not answer."),
     ],
 )
 def test_it_says_why_a_run_is_not_diagnosed(explain_at: Explain, moment: str, text: str) -> None:
-    assert text in explain_at.text(moment)
+    assert explain_at.text(moment).endswith(text)
 
 
 def test_a_moment_in_the_future_is_refused() -> None:

@@ -136,7 +136,9 @@ def test_it_names_the_reason_if_there_is_nothing_to_explain(
 
 def test_for_now_it_names_where_to_look(capsys: pytest.CaptureFixture[str], server: Server) -> None:
     url = f"http://{server.address}"
-    assert complaint(capsys, "--url", url) == f"{url} has no run and scrapes no Rankscope exporter: see its page /targets"
+    assert (
+        complaint(capsys, "--url", url) == f"{url} has no run and scrapes no Rankscope exporter: see its page /targets"
+    )
     exporter = NOTHING.replace(b"[]", b'[{"metric":{"instance":"a"},"value":[0,"1"]}]')
     server.answer = lambda request: answers(exporter if "build_info" in request.path else NOTHING)(request)
     assert complaint(capsys, "--url", url).endswith("it scrapes Rankscope exporters (1), but none shows a rank")

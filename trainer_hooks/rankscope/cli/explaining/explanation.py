@@ -6,7 +6,7 @@ An exporter diagnoses the runs of its node, an analyzer those that span nodes. N
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from rankscope.cli.explaining.answers import Sample
@@ -66,8 +66,8 @@ class Explanation:
     """By cause; `none` is useful compute."""
     gpu_hours: dict[str, float]
     """Lost by cause since the run began."""
-    lags: dict[str, float] = field(default_factory=dict)
-    """The largest lag by rank, as a part of the step, if there is no finding."""
+    largest_lag: tuple[str, float] | None = None
+    """The rank that lags most, and its lag as a part of the step."""
     ended: float | None = None
     """The end of the last rank in unix seconds, if none is alive."""
 
@@ -81,7 +81,7 @@ def explain(
     nodes = prometheus.query(f"count by (node) ({live_ranks(where)})")
     is_judged = bool(prometheus.query(f"group({latest(f'rankscope_run_judged_info{{{where}}}')})"))
     findings = _findings(prometheus, where)
-    seconds = _largest(prometheus, f"rankscope_run_lost_gpu_seconds_total{{{where}}}", "cause")
+    seconds = _largest_first(prometheus, f"rankscope_run_lost_gpu_seconds_total{{{where}}}", "cause")
     ends = prometheus.query(f"max(last_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[1h]))")
     return Explanation(
         run=run,
@@ -91,16 +91,18 @@ def explain(
         not_judged=_not_judged(prometheus, run, is_judged),
         findings=findings,
         alerts=_alerts(prometheus, run, is_standstill=any(one.stops_run for one in findings)),
-        lost=_largest(prometheus, f"rankscope_run_lost_ratio{{{where}}}", "cause"),
+        lost=_largest_first(prometheus, f"rankscope_run_lost_ratio{{{where}}}", "cause"),
         gpu_hours={cause: lost / 3600 for cause, lost in seconds.items()},
-        lags={} if findings else _largest(prometheus, f"rankscope_rank_lag_ratio{{{where}}}", "rank", 1),
+        largest_lag=next(
+            iter(_largest_first(prometheus, f"rankscope_rank_lag_ratio{{{where}}}", "rank").items()), None
+        ),
         ended=ends[0].value if ends and not nodes else None,
     )
 
 
-def _largest(prometheus: Prometheus, series: str, label: str, number: int = 100) -> dict[str, float]:
-    """Return the largest values of a series by label, the largest first."""
-    found = prometheus.query(f"topk({number}, max by ({label}) ({latest(series)}))", label)
+def _largest_first(prometheus: Prometheus, series: str, label: str) -> dict[str, float]:
+    """Return the values of a series by label, also if several judges show it."""
+    found = prometheus.query(f"max by ({label}) ({latest(series)})", label)
     return {sample.labels[label]: sample.value for sample in sorted(found, key=lambda sample: -sample.value)}
 
 
