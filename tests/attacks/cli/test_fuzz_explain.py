@@ -8,7 +8,7 @@ import pytest
 from validation.fuzz.explain import run
 from validation.fuzz.fuzzing import FuzzError
 
-from rankscope.cli.explaining import answers, command, moments
+from rankscope.cli.explaining import answers, command
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,6 @@ MISSING = {
     "labels that are needed": (answers, "_malformed_unless_all", lambda *_: None),
     "numbers": (answers, "LARGEST", math.inf),
     "printable text": (command, "printable", lambda text, _: text),
-    "years": (moments, "INVALID_TIME", ()),
 }
 
 

@@ -92,7 +92,7 @@ def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
     for finding in found.findings[:1]:
         yield from _wrapped(_in_short(finding, when), width)
         for text in (finding.texts.get("evidence"), finding.texts.get("advice")):
-            yield from (f"  {line}" for line in _wrapped(text or "", width - 2))
+            yield from _wrapped(f"  {text}" if text else "", width)
     others = [*(f"Also {_in_short(one, when)}" for one in found.findings[1:]), *map(_alert, found.alerts)]
     yield from (textwrap.shorten(line, width, placeholder=" ...") for line in others[:OTHERS_SHOWN])
     if len(others) > OTHERS_SHOWN:
@@ -160,4 +160,5 @@ def _reason(reason: str, node: str) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)  # names stay whole
+    """Return lines of the width. Only the first may begin with a severity, or a run's name could forge a line."""
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
