@@ -19,7 +19,7 @@ def width(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_damaged_answer_breaks_explain() -> None:
     outcome = run(seed=2, first=0, inputs=3000)
     assert outcome.total() == 3000
-    assert outcome["explained"] > 150  # some damage passes the checks
+    assert outcome["explained"] > 100  # some damage passes the checks
     assert outcome["not a Prometheus"] > 500
 
 

@@ -202,6 +202,14 @@ def test_explain_shows_what_the_exporter_has_found(job: ScrapedJob, connect_to) 
     assert found.gpu_hours["straggler"] > 0.0
 
 
+def test_explain_shows_only_the_standstill_of_a_run_that_hangs(job: ScrapedJob, connect_to) -> None:
+    job.train(100)
+    job.wait(STUCK, HUNG)
+    found = explain(connect_to(job)(None), "r", is_now=True)
+    assert [one.labels["kind"] for one in found.findings] == ["hang"]
+    assert found.lost == {"stall": pytest.approx(1.0)}
+
+
 def test_explain_shows_no_finding_that_has_ended(job: ScrapedJob, connect_to) -> None:
     job.train(60, lagging("optimizer"))
     job.train(60)

@@ -82,6 +82,7 @@ def explain(
     is_judged = bool(prometheus.query(f"group({latest(f'rankscope_run_judged_info{{{where}}}')})"))
     findings = _findings(prometheus, where)
     seconds = _largest_first(prometheus, f"rankscope_run_lost_gpu_seconds_total{{{where}}}", "cause")
+    lags = _largest_first(prometheus, f"rankscope_rank_lag_ratio{{{where}}}", "rank")
     ends = prometheus.query(f"max(last_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[1h]))")
     return Explanation(
         run=run,
@@ -93,16 +94,17 @@ def explain(
         alerts=_alerts(prometheus, run, is_standstill=any(one.stops_run for one in findings)),
         lost=_largest_first(prometheus, f"rankscope_run_lost_ratio{{{where}}}", "cause"),
         gpu_hours={cause: lost / 3600 for cause, lost in seconds.items()},
-        largest_lag=next(
-            iter(_largest_first(prometheus, f"rankscope_rank_lag_ratio{{{where}}}", "rank").items()), None
-        ),
+        largest_lag=next(iter(lags.items()), None),
         ended=ends[0].value if ends and not nodes else None,
     )
 
 
 def _largest_first(prometheus: Prometheus, series: str, label: str) -> dict[str, float]:
-    """Return the values of a series by label, also if several judges show it."""
-    found = prometheus.query(f"max by ({label}) ({latest(series)})", label)
+    """Return the values of series by label, also if several judges show them.
+
+    Only the newest scrape counts: a cause that is no longer there would make the sum of the ratios larger than 1.
+    """
+    found = prometheus.query(f"max by ({label}) ({series})", label)
     return {sample.labels[label]: sample.value for sample in sorted(found, key=lambda sample: -sample.value)}
 
 
@@ -133,10 +135,10 @@ def _findings(prometheus: Prometheus, where: str) -> list[Finding]:
 
 def _not_judged(prometheus: Prometheus, run: Run, is_judged: bool) -> list[tuple[str, str]]:
     """Return why a run is not diagnosed; of one that is, which nodes do not answer."""
-    reasons = latest(f"rankscope_analyzer_run_not_judged_info{{{run.where}}}")
+    reasons = f"rankscope_analyzer_run_not_judged_info{{{run.where}}}"
     if not is_judged:
-        limits = latest(f"rankscope_exporter_runs_not_judged{{{run.of_owner}}}")
-        reasons += f" or ({limits} > 0 and on (job, instance) {latest(f'rankscope_rank_info{{{run.where}}}')})"
+        limits = f"rankscope_exporter_runs_not_judged{{{run.of_owner}}} > 0"
+        reasons += f" or {limits} and on (job, instance) rankscope_rank_info{{{run.where}}}"
     found = prometheus.query(f"group by (reason, node) ({reasons})", "reason")
     pairs = sorted((sample.labels["reason"], sample.labels.get("node", "")) for sample in found)
     return [(reason, node) for reason, node in pairs if node or not is_judged]

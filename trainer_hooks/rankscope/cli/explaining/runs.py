@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 def latest(series: str) -> str:
-    """Return an expression for the last state of a series: that of an exporter that does not answer counts, too."""
+    """Return an expression for series with their last values, also of an exporter that does not answer for a while."""
     return f"last_over_time({series}[2m])"
 
 
