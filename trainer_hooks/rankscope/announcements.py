@@ -168,7 +168,7 @@ def summary(snapshot: RankSnapshot, step_marker: int) -> str:
 
 
 def shares(snapshot: RankSnapshot) -> tuple[dict[str, float], str]:
-    """Return each phase's share of the time after startup, and the clock, as in `rank:rankscope_phase:ratio`.
+    """Return each phase's share of the time after startup, and the clock, as the diagnosis compares them.
 
     The device's clock is used for all but the planned phases if it was measured, because the host runs ahead.
     """

@@ -33,19 +33,33 @@ from rankscope.cli.explaining.fetching import BODY_LIMIT, Answer, FetchError
 from rankscope.cli.explaining.prometheus import Prometheus
 
 BOUND = "exit status 0 or 2, and text that a terminal can print"
-QUESTIONS = 24  # about the maximum number of requests; each input mutates the answers to some of them
+QUESTIONS = 12  # about the maximum number of requests; each input mutates the answers to some of them
 LINES = 250  # maximum of an explanation with the longest texts
 SCENES = (
-    *(Scene(), Scene(), Scene(has_alerts=False), Scene(has_alerts=False, stands_still=True)),
-    *(Scene(runs=("train", "two")), Scene(runs=("ended",), has_alerts=False), Scene(runs=())),
-    Scene(has_alerts=False, has_rules=False),
+    *(Scene(), Scene(), Scene(has_findings=False), Scene(has_findings=False, is_judged=False)),
+    *(Scene(runs=("train", "two")), Scene(runs=("ended",), has_findings=False), Scene(runs=())),
 )
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 0.5, 1e308, -1e308, 10**30, 10**400, [], {}, [[]], [None], {"": ""}, {"a": {"b": []}}),
-    *("", "NaN", "+Inf", "-Inf", "1e400", "-1", "1e308", "0x10", "1_000", "٣", "9" * 5000, "1e18", "253402300800"),
+    *(
+        "",
+        "NaN",
+        "+Inf",
+        "-Inf",
+        "1e400",
+        "-1",
+        "1e308",
+        "0x10",
+        "1_000",
+        "٣",
+        "9" * 5000,
+        "1e18",
+        "-1e17",
+        "253402300800",
+    ),
     *("\n", "\x00", "\x1b[2J", "\x9b2J", "\u202e", "\u2028", "\ud800", "\\", '"', "{", '"} or up{a="', "x" * 5000),
     *("critical", "firing", "none", "straggler", "other", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"),
-    *("$", '",phase="' * 400, 'rank:rankscope_blame:ratio{rank="x",phase="y"}', "%s%n{0}{found}", ["0", "0"], "train"),
+    *("$", '",phase="' * 400, "rankscope_finding_info", "hang", "%s%n{0}{found}", ["0", "0"], "train"),
 )
 TEXTS = tuple(odd for odd in ODD if isinstance(odd, str))
 NAMES = (
@@ -60,12 +74,13 @@ NAMES = (
     "alertname",
     "__name__",
     "uuid",
-    "phase",
+    "severity",
+    "summary",
 )
 BODIES = (
     *(b"", b"null", b"[]", b"{}", b"0", b'"', b"\xff\xfe", b"<html>Log in</html>", b"NaN", b"9" * 5000, b"-" * 100),
     *(b"[" * 100_000, b'{"data":' * 20_000, b'{"data":{"result":' + b"[" * 100_000, b'{"error":"' + b"\\u001b" * 1000),
-    *(b'{"data":{"result":[' + b"{}," * 1000 + b"{}]}}", b'{"data":{"groups":[' + b"[]," * 1000 + b"0]}}"),
+    *(b'{"data":{"result":[' + b"{}," * 1000 + b"{}]}}", b'{"data":{"result":[' + b"[]," * 1000 + b"0]}}"),
     b'{"data":{"result":[{"metric":{"run":"a","run":"b"},"value":[NaN,"1"]},{"metric":{},"value":[0,Infinity]}]}}',
 )
 FAILURES: tuple[Exception, ...] = (
@@ -176,7 +191,7 @@ def _refuse(constant: str) -> NoReturn:
     raise FuzzError(f"{constant} is no JSON")
 
 
-KINDS = ("not a Prometheus", "cannot reach", "answers \\d+", "choose one", "not loaded", "has no run")
+KINDS = ("not a Prometheus", "cannot reach", "answers \\d+", "choose one", "has no run")
 
 
 def _kind(err: str) -> str:

@@ -18,7 +18,6 @@ from validation.gauntlet.runbooks import ask
 from validation.gauntlet.schedule import Run
 from validation.gauntlet.score import Verdict, false_alarms, judge
 
-from rankscope.cli.explaining.command import as_object
 from rankscope.cli.explaining.explanation import explain
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 
@@ -85,13 +84,12 @@ class Runner:
         }
 
     def _explained(self) -> dict[str, Any]:
-        """Return the current answer of `rankscope explain`, which should match the notification."""
+        """Return the worst finding that `rankscope explain` shows now. It should match the notification."""
         try:
             found = explain(Prometheus(self._arena.stack.prometheus.url), RUN, is_now=True)
         except PrometheusError as error:
             return {"error": str(error)}
-        answer = as_object(found, time.time())
-        return {name: answer[name] for name in ("alert", "rank", "host", "gpu", "cause", "share")}
+        return next(({**one.labels, "ratio": one.ratio} for one in found.findings), {})
 
     def _placed(self, case: Case) -> Case:
         """Return the case with the labels that its place has in the arena."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from rankscope.cli.explaining.alerts import KNOWN
+from rankscope.cli.explaining.command import MEANINGS as IN_SHORT
 from rankscope.record.quantities import count, duration, percent
 from rankscope_exporter.diagnosis.words import advice_by_cause
 from rankscope_exporter.job_report.job import NO_RANK, Job
@@ -25,7 +25,7 @@ LATEST = 2.0**37
 """The largest unix time that is shown: a record may have any."""
 GIB, KWH = 2.0**30, 3.6e6
 MEANINGS: Mapping[str, str] = {
-    **KNOWN["meanings"],
+    **IN_SHORT,
     "none": "forward, backward, optimizer",
     "data": "waiting for data",
     "collective_wait": "waiting in collectives, late rank unknown",

@@ -1,8 +1,6 @@
 """Jobs from a Prometheus that scrapes the exporters: of all nodes, for as long as it keeps its samples.
 
-The exporters' own accounts have the GPU time and the findings of the runs that they diagnose, as in their journals. The
-time of other runs is divided by the ratios that the rules record; the time before the first scrape is start-up, by the
-ranks' own counters. Their findings are the alerts.
+GPU time and findings are those of the exporters' accounts, as in their journals.
 """
 
 from __future__ import annotations
@@ -13,22 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus, quoted
-from rankscope_exporter.job_report.found import findings, resolution
-from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, merge_jobs, select_job
+from rankscope_exporter.job_report.found import findings
+from rankscope_exporter.job_report.job import Gpu, Job, NoJobError, merge_jobs, select_job
 
 LOOK_BACK = "30d"
 SHOWN_AFTER_END = 600.0
 """Seconds for which an exporter shows the account of an ended run."""
 SAMPLES = 2000
-"""The number of samples of a series in a sum over time."""
+"""The number of samples of an account in a sum over time."""
 MIN_STEP = 15
 """The least seconds between two samples of a sum over all runs."""
+OUTAGE = "1h"
+"""The longest time without a scrape after which an account continues. It may exceed SHOWN_AFTER_END."""
 GROUPS = {"user": "user", "account": "slurm_account", "partition": "slurm_partition"}
 """By group: the label of rankscope_gpu_allocation_info that names it."""
 ALMOST_ALL = 0.95
 """The part of the exporters' GPU time that an analyzer which saw the whole run has counted at least."""
-RATIOS = "run:rankscope_lost:ratio{{{0}}} or on (run, owner, cause) rankscope_run_lost_ratio{{{0}}}"
-
 SECONDS_SINCE_START = (
     'time() - max_over_time((min(rankscope_rank_start_timestamp_seconds{{{0},rank="0"}}) > time() - 600 unless '
     f'group(last_over_time(rankscope_rank_up{{{{{{0}},rank="0"}}}}[10m] offset 1m)))[{LOOK_BACK}:1m])'
@@ -146,17 +144,15 @@ def _add_details(connect: Connect, one: Job) -> Job:
     cpu = f"sum(max_over_time(rankscope_rank_cpu_seconds_total{{{where}}}[{life}]))"
     memory = f"max_over_time(sum(rankscope_rank_resident_memory_bytes{{{where}}})[{life}:1m])"
     steps = f"max(max_over_time(rankscope_rank_steps_total{{{where}}}[{life}]))"
-    is_judged = bool(then.query(f"last_over_time(rankscope_run_judged_info{{{where}}}[{life}])"))
     counted = _counted(connect(one.end + SHOWN_AFTER_END), where, one.end - one.began + SHOWN_AFTER_END)
     if counted and one.ended is None:
         counted = _until_now(then, where, counted, one.ranks)
-    whole = sum(counted.values()) or one.ranks * (one.end - one.began)
     return Job(
         **{
             **vars(one),
-            "causes": counted if is_judged and counted else _causes(then, where, one.end - one.began, whole),
+            "causes": counted or {"unknown": one.ranks * (one.end - one.began)},
             "gpus": _gpus(then, where, life),
-            "findings": [*findings(connect, where, one)] if is_judged else _alerts(then, where, one),
+            "findings": [*findings(connect, where, one)],
             "cpu_seconds": _value(then.query(cpu)),
             "memory": _value(then.query(memory)),
             "steps": _value(then.query(steps)) or 0.0,
@@ -171,8 +167,8 @@ def _counted(later: Prometheus, where: str, seconds: float) -> Mapping[str, floa
     """
     accounts: dict[tuple[tuple[str, str], ...], dict[str, float]] = defaultdict(dict)
     for sample in later.query(f"last_over_time(rankscope_run_gpu_seconds{{{where}}}[{round(seconds)}s])", "cause"):
-        cause = sample.labels.pop("cause")
-        accounts[_key(sample)][cause] = sample.value
+        labels = tuple(sorted((name, text) for name, text in sample.labels.items() if name != "cause"))
+        accounts[labels][sample.labels["cause"]] = sample.value
     # A node's newest account is the largest.
     ordered = sorted(accounts.items(), key=lambda item: sum(item[1].values()))
     of_nodes = {dict(labels).get("node", ""): account for labels, account in ordered}
@@ -188,22 +184,9 @@ def _counted(later: Prometheus, where: str, seconds: float) -> Mapping[str, floa
 def _until_now(then: Prometheus, where: str, counted: Mapping[str, float], ranks: int) -> Mapping[str, float]:
     """Return the time by cause of a running job with the time since the last scrape, by the ratios of then."""
     age = _value(then.query(f"time() - max(timestamp(rankscope_run_gpu_seconds{{{where}}}))")) or 0.0
-    ratios = {one.labels["cause"]: one.value for one in then.query(RATIOS.format(where), "cause")}
+    current = then.query(f"max by (cause) (rankscope_run_lost_ratio{{{where}}})", "cause")
+    ratios = {one.labels["cause"]: one.value for one in current}
     return {cause: counted.get(cause, 0.0) + ratios.get(cause, 0.0) * ranks * age for cause in {**counted, **ratios}}
-
-
-def _causes(then: Prometheus, where: str, seconds: float, whole: float) -> Mapping[str, float]:
-    """Return the ranks' time by cause. The ratios sum to 1 at any time, so their sums over time are in proportion."""
-    life, step = f"{round(seconds) + 1}s", max(round(seconds / SAMPLES), 1)
-    sampled = then.query(f"sum by (cause) (sum_over_time(({RATIOS.format(where)})[{life}:{step}s]))", "cause")
-    sums = {sample.labels["cause"]: max(sample.value, 0.0) for sample in sampled}
-    counted = f'rankscope_rank_phase_seconds_total{{{where},phase="startup"}}'
-    startup = min(_value(then.query(f"sum(max_over_time({counted}[{life}]))")) or 0.0, whole)
-    sums.pop("startup", None)
-    total = sum(sums.values())
-    if not total:
-        return {"startup": startup, "other": whole - startup}
-    return {"startup": startup} | {cause: part / total * (whole - startup) for cause, part in sums.items()}
 
 
 def _gpus(then: Prometheus, where: str, life: str) -> Sequence[Gpu]:
@@ -226,42 +209,10 @@ def _gpus(then: Prometheus, where: str, life: str) -> Sequence[Gpu]:
     ]
 
 
-def _alerts(then: Prometheus, where: str, job: Job) -> Sequence[JobFinding]:
-    """Return the alerts of a run that no exporter diagnoses."""
-    firing = f'ALERTS{{{where},alertstate="firing"}}'
-    life = job.end - job.began
-    window = f"[{round(life) + 1}s:{resolution(life)}s]"
-    ends = {_key(one): one.value for one in then.query(f"max_over_time(timestamp({firing}){window})")}
-    begins = {_key(one): one for one in then.query(f"min_over_time(timestamp({firing}){window})")}
-    fires = {_key(one) for one in then.query(firing)} if job.ended is None else ()
-    found = []
-    for key, one in begins.items():
-        labels = {
-            name: value for name, value in one.labels.items() if name in ("rank", "node", "gpu", "cause") and value
-        }
-        place = ", ".join(f"{name} {value}" for name, value in labels.items())
-        name = one.labels.get("alertname", "")
-        found.append(
-            JobFinding(
-                begin=one.value,
-                end=None if key in fires else ends.get(key, one.value),
-                kind=name,
-                severity=one.labels.get("severity", ""),
-                ratio=0.0,
-                sentence=f"{name}: {place}" if place else name,
-            )
-        )
-    return sorted(found, key=lambda one: one.begin)
-
-
 def groups(prometheus: Prometheus, by: str, days: float) -> Mapping[str, Mapping[str, float]]:
     """Return GPU seconds by cause for each user, account or partition; an unknown name is empty."""
     span, label, step = f"{round(days * 86400)}s", GROUPS[by], max(round(days * 86400 / SAMPLES), MIN_STEP)
-    spent = prometheus.query(
-        "sum by (run, owner, cause) (sum_over_time((run:rankscope_lost:ratio * on (run, owner, cluster) group_left () "
-        f"run:rankscope_allocated:ratio)[{span}:{step}s])) * {step}",
-        "cause",
-    )
+    spent = prometheus.query(f"sum by (run, owner, cause) (sum_over_time(({_spent(step)})[{span}:{step}s]))", "cause")
     allocations = f'last_over_time(rankscope_gpu_allocation_info{{run!="",{label}!=""}}[{span}])'
     holders = prometheus.query(f"group by (run, owner, {label}) ({allocations})")
     names = {(one.labels.get("run", ""), one.labels.get("owner", "")): one.labels.get(label, "") for one in holders}
@@ -273,10 +224,20 @@ def groups(prometheus: Prometheus, by: str, days: float) -> Mapping[str, Mapping
             names[run] = next((other.labels.get(label, "") for other in shared if _is_named_in(other, *run)), "")
         found[names[run]][one.labels["cause"]] += one.value
     if not found:
-        raise NoJobError(
-            f"{prometheus.url} has no run:rankscope_lost:ratio in the last {days:g} days: are the rules loaded?"
-        )
+        raise NoJobError(f"{prometheus.url} has no run of a Rankscope exporter in the last {days:g} days")
     return found
+
+
+def _spent(step: int) -> str:
+    """Return an expression for the GPU seconds by cause that each node's account of a run has gained in a step.
+
+    An account that is much smaller than before is the next run's with this name. Parts of an account may decrease.
+    """
+    account = 'rankscope_run_gpu_seconds{node!=""}'  # without the analyzer's, which are of the same ranks
+    now = f"max by (run, owner, cluster, node, cause) (last_over_time({account}[{step}s]))"
+    before = f"max by (run, owner, cluster, node, cause) (last_over_time({account}[{OUTAGE}] offset {step}s))"
+    continues = f"sum without (cause) ({now}) > sum without (cause) ({before}) / 2"
+    return f"({now} - {before} and on (run, owner, cluster, node) {continues}) or {now}"
 
 
 def _any_of(names: Iterable[str]) -> str:
@@ -290,7 +251,3 @@ def _by_uuid(then: Prometheus, expression: str) -> Mapping[str, float]:
 
 def _value(samples: Sequence[Sample]) -> float | None:
     return samples[0].value if samples else None
-
-
-def _key(sample: Sample) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(sample.labels.items()))

@@ -1,4 +1,4 @@
-"""The attack: `rankscope explain` asks another server, or a Prometheus with hostile names of runs and alerts."""
+"""The attack: `rankscope explain` asks another server, or a Prometheus with hostile names and texts."""
 
 from __future__ import annotations
 
@@ -168,11 +168,11 @@ def test_https_is_not_redirected_to_http(
     assert asked == []
 
 
-def scene(found: dict[str, dict[str, Any]]) -> Callable[[BaseHTTPRequestHandler], None]:
+def scene(found: dict[str, dict[str, Any]], *runs: str) -> Callable[[BaseHTTPRequestHandler], None]:
     """Answer like a Prometheus, except for the requests in `found`."""
 
     def answer_it(request: BaseHTTPRequestHandler) -> None:
-        body = answer(request.path, Scene())
+        body = answer(request.path, Scene(runs or ("train",)))
         for part, other in found.items():
             body = other if part in request.path else body
         answers(json.dumps(body).encode())(request)
@@ -186,17 +186,11 @@ def vector(*series: tuple[dict[str, Any], str]) -> dict[str, Any]:
 
 EVIL = "\x1b]0;owned\x07\x9b2J\u202e\nCRITICAL: a line of its own"
 HOSTILE = {
-    "an alert without a name": {"query=ALERTS": vector(({"alertstate": "firing", "run": "train"}, "1"))},
-    "an alert without a state": {"query=ALERTS": vector(({"alertname": "RankscopeX", "run": "train"}, "1"))},
-    "a loss without a cause": {"query=run%3Arankscope_lost%3A": vector(({}, "1"))},
-    "a clock without a name": {"clock%29": vector(({}, "1"))},
-    "rules without a group": {"/rules": {"data": {"groups": [1]}}},
-    "an invalid rule": {"/rules": {"data": {"groups": [{"rules": [[]]}]}}},
-    "alerts without labels": {
-        "/rules": {
-            "data": {"groups": [{"rules": [{"type": "alerting", "name": "RankscopeX", "query": "x", "alerts": [{}]}]}]}
-        }
-    },
+    "an alert without a name": {"query=ALERTS": vector(({"alertstate": "firing"}, "1"))},
+    "a loss without a cause": {"query=max+by+%28cause": vector(({}, "1"))},
+    "a lag without a rank": {"query=max+by+%28rank": vector(({}, "1"))},
+    "a reason without a name": {"query=group+by+%28reason": vector(({}, "1"))},
+    "text that is too long": {"rankscope_finding": vector(({"summary": "x" * 5000}, "1"))},
 }
 
 
@@ -206,30 +200,35 @@ def test_an_incomplete_answer_is_one_line(capsys: pytest.CaptureFixture[str], se
     assert "unexpected answer" in complaint(capsys, "--url", f"http://{address}")
 
 
+def finding(since: str, **texts: str) -> dict[str, Any]:
+    """Return an answer with a finding."""
+    labels = {"kind": "straggler", "severity": EVIL, **texts}
+    values = {"ratio": "0.3", "since_timestamp_seconds": since, "info": "1"}
+    return vector(*(({"__name__": f"rankscope_finding_{name}", **labels}, value) for name, value in values.items()))
+
+
 def test_names_and_texts_with_escapes_are_printable(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
-    firing = {"alertname": "RankscopeRankLagging", "alertstate": "firing", "run": "train"}
     found = {
-        "query=ALERTS": vector(({**firing, "severity": EVIL, "rank": EVIL}, "1")),
-        "lost%3Aratio": vector(({"cause": EVIL}, "0.5")),
+        "query=ALERTS": vector(({"alertname": "RankscopeGpuXid", "uuid": "GPU-2", "severity": EVIL, "gpu": EVIL}, "1")),
+        "rankscope_finding": finding("1", rank=EVIL, summary=EVIL, advice=EVIL),
+        "query=max+by+%28cause": vector(({"cause": EVIL}, "0.5")),
+        "query=group+by+%28reason": vector(({"reason": EVIL, "node": EVIL}, "1")),
     }
     code, out, err = explain(capsys, "--url", f"http://{serve(scene(found))}")
     assert (code, err) == (0, "")
+    assert out.count("owned") >= 4
     assert all(line.isprintable() for line in out.split("\n"))
     assert not any(line.startswith("CRITICAL: a line") for line in out.split("\n"))
 
 
-def test_invalid_values_of_an_alert_are_null_in_json(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
-    rules = answer("/api/v1/rules", Scene())
-    for alert in rules["data"]["groups"][0]["rules"][0]["alerts"]:
-        alert |= {"value": "NaN", "activeAt": "0001-01-01T00:00:00+14:00", "annotations": {"value": "7", "lost": "all"}}
-    _, out, _ = explain(capsys, "--url", f"http://{serve(scene({'/rules': rules}))}", "--json")
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    evidence = json.loads(out, parse_constant=refuse)["evidence"]
-    assert evidence["value"] is None or isinstance(evidence["value"], float)
-    assert isinstance(evidence["lost"], dict)
+@pytest.mark.parametrize("time", ["-1e18", "1e18", "253402300800", "NaN"])
+def test_a_run_outside_the_calendar_is_shown(capsys: pytest.CaptureFixture[str], serve: Serve, time: str) -> None:
+    address = serve(scene({"rankscope_finding": finding(time)}))
+    assert explain(capsys, "--url", f"http://{address}")[0] == 0
+    _, out, _ = explain(capsys, "--url", f"http://{address}", "--json")
+    assert json.loads(out, parse_constant=pytest.fail)["run"] == "train"
+    address = serve(scene({"rank_start": vector(({"run": "train"}, time))}, "train", "two"))
+    assert "choose one with --run" in complaint(capsys, "--url", f"http://{address}")
 
 
 @pytest.mark.parametrize(

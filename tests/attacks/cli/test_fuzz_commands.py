@@ -59,7 +59,6 @@ SLOTS = (0.0, 1.0, 3.5, 5.0, 1e9, 1.7e9, 1e18, 1e30, 1e59)
 INPUTS = 300
 FINDING = {"kind": "straggler", "cause": "other", "rank": "0", "group": "0-1", "node": "n", "value": "1000100"}
 PROMETHEUS: Mapping[str, Sequence[Sample]] = {
-    "rankscope_run_judged_info": [Sample("", {}, 1.0)],
     "count_values": [Sample("", {**FINDING, "severity": "warning"}, 1_003_000.0)],
     "rankscope_finding_": [Sample("rankscope_finding_peak_ratio", {"name": "lag"}, 0.4)],
     "rankscope_run_gpu_seconds": [Sample("", {"cause": cause, "node": "n"}, 50.0) for cause in ("none", "data")],

@@ -8,7 +8,7 @@ import pytest
 from validation.fuzz.explain import run
 from validation.fuzz.fuzzing import FuzzError
 
-from rankscope.cli.explaining import answers, command, moments
+from rankscope.cli.explaining import answers, command
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def width(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_damaged_answer_breaks_explain() -> None:
     outcome = run(seed=2, first=0, inputs=3000)
     assert outcome.total() == 3000
-    assert outcome["explained"] > 150  # some damage passes the checks
+    assert outcome["explained"] > 100  # some damage passes the checks
     assert outcome["not a Prometheus"] > 500
 
 
@@ -28,7 +28,6 @@ MISSING = {
     "labels that are needed": (answers, "_malformed_unless_all", lambda *_: None),
     "numbers": (answers, "LARGEST", math.inf),
     "printable text": (command, "printable", lambda text, _: text),
-    "years": (moments, "INVALID_TIME", ()),
 }
 
 

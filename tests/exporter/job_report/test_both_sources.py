@@ -16,6 +16,7 @@ from testing import servers
 from testing.judged_job import HUNG, JudgedJob
 from testing.simulated_job import lagging
 
+from rankscope.cli.explaining.explanation import explain
 from rankscope.cli.explaining.prometheus import Prometheus
 from rankscope_exporter.diagnosis.thresholds import Thresholds, change_thresholds
 from rankscope_exporter.exposition.metric import WrittenFamily
@@ -99,11 +100,11 @@ def job(run_dir: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Scra
 
 
 @pytest.fixture
-def by_url(tmp_path: Path) -> Iterator[Callable[[ScrapedJob], Job]]:
-    """Yield a function that returns the report from a Prometheus."""
+def connect_to(tmp_path: Path) -> Iterator[Callable[[ScrapedJob], queries.Connect]]:
+    """Yield a function that starts a Prometheus with the job's scrapes and returns how to query it, by default now."""
     with ExitStack() as stopped:
 
-        def report(job: ScrapedJob) -> Job:
+        def connect(job: ScrapedJob) -> queries.Connect:
             (tmp_path / "series.txt").write_text("".join(job.lines) + "# EOF\n")
             backfill = [servers.program("promtool"), "tsdb", "create-blocks-from", "openmetrics"]
             subprocess.run([*backfill, tmp_path / "series.txt", tmp_path / "prometheus-data"], check=True)
@@ -113,9 +114,15 @@ def by_url(tmp_path: Path) -> Iterator[Callable[[ScrapedJob], Job]]:
             server.start()
             stopped.callback(server.stop)
             now = job.at + job.booted
-            return queries.job(lambda at: Prometheus(server.url, now if at is None else at), "r", None, None)
+            return lambda at: Prometheus(server.url, now if at is None else at)
 
-        yield report
+        yield connect
+
+
+@pytest.fixture
+def by_url(connect_to: Callable[[ScrapedJob], queries.Connect]) -> Callable[[ScrapedJob], Job]:
+    """Return a function that returns the report from a Prometheus."""
+    return lambda job: queries.job(connect_to(job), "r", None, None)
 
 
 def seen(job: Job) -> list[tuple[str, str, str]]:
@@ -182,3 +189,29 @@ def test_a_restarted_exporter_without_a_state_counts_no_time_twice(job: ScrapedJ
     job.train(60)
     job.finish()
     assert by_url(job).gpu_seconds == pytest.approx(4 * 120, rel=0.03)
+
+
+def test_explain_shows_what_the_exporter_has_found(job: ScrapedJob, connect_to) -> None:
+    job.train(60, lagging("optimizer"))
+    found = explain(connect_to(job)(None), "r", is_now=True)
+    (finding,) = found.findings
+    assert [finding.labels[name] for name in ("kind", "cause", "severity")] == ["straggler", "optimizer", "warning"]
+    assert finding.labels["rank"] == found.largest_lag[0]
+    assert (found.ranks, found.nodes, found.is_judged, found.ended) == (4, 1, True, None)
+    assert sum(found.lost.values()) == pytest.approx(1.0)
+    assert found.gpu_hours["straggler"] > 0.0
+
+
+def test_explain_shows_only_the_standstill_of_a_run_that_hangs(job: ScrapedJob, connect_to) -> None:
+    job.train(100)
+    job.wait(STUCK, HUNG)
+    found = explain(connect_to(job)(None), "r", is_now=True)
+    assert [one.labels["kind"] for one in found.findings] == ["hang"]
+    assert found.lost == {"stall": pytest.approx(1.0)}
+
+
+def test_explain_shows_no_finding_that_has_ended(job: ScrapedJob, connect_to) -> None:
+    job.train(60, lagging("optimizer"))
+    job.train(60)
+    found = explain(connect_to(job)(None), "r", is_now=True)
+    assert (found.findings, found.is_judged) == ([], True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import pytest
-from testing import rule_tests
+from testing import servers
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus
@@ -17,7 +18,6 @@ from rankscope_exporter.job_report import queries
 from rankscope_exporter.job_report.job import NoJobError
 
 BEGAN, ENDED = 1_000_000.0, 1_003_600.0
-ALERT = {"alertname": "RankscopeDataBound", "severity": "warning", "cause": "cpu"}
 GPU = {"uuid": "GPU-a", "gpu": "0"}
 
 
@@ -41,16 +41,13 @@ ANSWERS: dict[str, Sequence[Sample]] = {
     r"max_over_time\(rankscope_rank_exit": one(ENDED),
     r"last_progress": one(ENDED - 1.0),
     r"rankscope_rank_up": [],
-    r"sum by \(cause\)": [*one(60.0, cause="none"), *one(40.0, cause="data"), *one(7.0, cause="startup")],
-    r'phase="startup"': one(200.0),
+    r"rankscope_run_gpu_seconds": [
+        *one(4000.0, cause="none", node="node-a"),
+        *one(3000.0, cause="data", node="node-a"),
+        *one(200.0, cause="startup", node="node-a"),
+    ],
     r"rate\(rankscope_gpu_busy": one(0.5, **GPU),
     r"increase\(rankscope_gpu_energy": one(3.6e6, **GPU),
-    r"max_over_time\(timestamp\(ALERTS": one(
-        BEGAN + 600, alertname="RankscopeDataBound", severity="warning", cause="cpu"
-    ),
-    r"min_over_time\(timestamp\(ALERTS": one(
-        BEGAN + 60, alertname="RankscopeDataBound", severity="warning", cause="cpu"
-    ),
 }
 
 
@@ -82,15 +79,16 @@ def server() -> Callable[..., Server]:
     return lambda **changes: Server({**changes, **ANSWERS})
 
 
-def test_the_causes_sum_to_the_ranks_time_and_include_startup(server) -> None:
+def test_the_causes_are_those_of_the_exporters_account(server) -> None:
     job = queries.job(server().at, "train", None, None)
-    whole = 2 * (ENDED - BEGAN)
-    assert job.gpu_seconds == pytest.approx(whole)
-    assert job.causes["startup"] == 200.0
-    assert job.causes["none"] == pytest.approx(0.6 * (whole - 200.0))
-    assert job.causes["data"] == pytest.approx(0.4 * (whole - 200.0))
+    assert job.causes == {"none": 4000.0, "data": 3000.0, "startup": 200.0}
     assert (job.user, job.ranks, job.nodes) == ("alice", 2, ["node-a"])
     assert [(gpu.busy_ratio, gpu.joules) for gpu in job.gpus] == [(0.5, 3.6e6)]
+
+
+def test_the_time_without_an_account_is_unknown(server) -> None:
+    job = queries.job(Server({**ANSWERS, r"rankscope_run_gpu_seconds": []}).at, "train", None, None)
+    assert job.causes == {"unknown": 2 * (ENDED - BEGAN)}
 
 
 def test_a_slurm_job_is_found_by_its_allocated_gpus(server) -> None:
@@ -160,25 +158,18 @@ def test_resources_are_queried_at_the_end_of_the_job(server) -> None:
     assert {moment for moment, expression in asked.asked if "busy" in expression} == {ENDED}
 
 
-def test_alerts_are_reported_as_findings_with_their_times(server) -> None:
-    (found,) = queries.job(server().at, "train", None, None).findings
-    assert (found.begin, found.end, found.severity) == (BEGAN + 60, BEGAN + 600, "warning")
-    assert found.sentence == "RankscopeDataBound: cause cpu"
-
-
-@pytest.mark.parametrize("fires", [True, False])
-def test_an_alert_of_a_living_run_is_open_while_it_fires(server, fires: bool) -> None:
-    now = {r"rankscope_rank_up": one(ENDED + 900.0), r"^ALERTS": one(1.0, **ALERT) if fires else []}
-    (found,) = queries.job(Server({**ANSWERS, **now}).at, "train", None, None).findings
-    assert found.end == (None if fires else BEGAN + 600)
-
-
 @pytest.mark.parametrize(("present", "seconds"), [(900.0, 4500.0), (None, 3600.0)], ids=["hangs", "has ended"])
 def test_a_run_counts_until_now_while_a_rank_is_present(server, present: float | None, seconds: float) -> None:
     up = [] if present is None else one(ENDED + present)
-    job = queries.job(Server({**ANSWERS, r"rankscope_rank_up": up}).at, "train", None, None)
+    ratios = [*one(0.75, cause="none"), *one(0.25, cause="data")]
+    now = {
+        r"rankscope_rank_up": up,
+        r"timestamp\(rankscope_run_gpu_seconds": one(10.0),
+        r"rankscope_run_lost_ratio": ratios,
+    }
+    job = queries.job(Server({**now, **ANSWERS, **now}).at, "train", None, None)
     assert job.seconds == seconds
-    assert job.gpu_seconds == pytest.approx(2 * seconds)
+    assert job.causes["data"] == (3000.0 if present is None else 3000.0 + 0.25 * 2 * 10)
 
 
 def test_an_unknown_job_is_an_error() -> None:
@@ -233,22 +224,34 @@ def test_only_the_last_run_with_a_name_is_reported(server) -> None:
 )
 def test_a_run_starts_when_its_first_rank_appears(tmp_path: Path, starts: str, up: str, age: int) -> None:
     labels = 'run="train",owner="1",rank="0"'
-    expression = queries.SECONDS_SINCE_START.format('run="train",owner="1"')
+    expression = queries.SECONDS_SINCE_START.format('run="train",owner="1"').replace(queries.LOOK_BACK, "1h")
+    check_in_prometheus(
+        tmp_path,
+        {
+            f"rankscope_rank_start_timestamp_seconds{{{labels}}}": f"_x7 {starts}",
+            f"rankscope_rank_up{{{labels}}}": f"_x7 {up}",
+        },
+        expression,
+        {"{}": age},
+    )
+
+
+def check_in_prometheus(
+    tmp_path: Path, series: Mapping[str, str], expression: str, values: Mapping[str, float]
+) -> None:
+    """Check what a Prometheus answers after 40 minutes in which it has scraped these series each 15 s."""
     document = {
         "rule_files": [],
         "evaluation_interval": "15s",
         "tests": [
             {
                 "interval": "15s",
-                "input_series": [
-                    {"series": f"rankscope_rank_start_timestamp_seconds{{{labels}}}", "values": f"_x7 {starts}"},
-                    {"series": f"rankscope_rank_up{{{labels}}}", "values": f"_x7 {up}"},
-                ],
+                "input_series": [{"series": name, "values": text} for name, text in series.items()],
                 "promql_expr_test": [
                     {
-                        "expr": expression.replace(queries.LOOK_BACK, "1h"),  # promtool loads fewer samples
+                        "expr": expression,
                         "eval_time": "40m",
-                        "exp_samples": [{"labels": "{}", "value": age}],
+                        "exp_samples": [{"labels": labels, "value": value} for labels, value in values.items()],
                     }
                 ],
             }
@@ -256,8 +259,34 @@ def test_a_run_starts_when_its_first_rank_appears(tmp_path: Path, starts: str, u
     }
     path = tmp_path / "test.yml"
     path.write_text(json.dumps(document))
-    answer = rule_tests.answer(path)
-    assert answer.holds, answer.output
+    command = [servers.program("promtool"), "test", "rules", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("useful", "unknown", "spent"),
+    [
+        ("_x60 0+30x99", "_x60 0x99", (2970, 0)),
+        ("600+30x160", "0x160", (3600, 0)),
+        ("_x50 0+30x40 1200x39 stale 60+30x20", "_x50 0x100", (1860, 0)),
+        ("_x50 0+30x40 stale _x40 3000+30x20", "_x50 0x40 stale _x40 0x20", (3600, 0)),
+        ("_x50 0+30x50 2500+30x49", "_x50 0+20x50 30+2x49", (3970, 128)),
+    ],
+    ids=["one run", "began before", "again", "outage", "divided later"],
+)
+def test_gpu_time_is_what_the_accounts_gain(
+    tmp_path: Path, useful: str, unknown: str, spent: tuple[float, float]
+) -> None:
+    expression = f"sum by (cause) (sum_over_time(({queries._spent(30)})[1790s:30s]))"
+    labels = 'rankscope_run_gpu_seconds{{run="r",owner="1",node="{}",cause="{}",instance="{}"}}'.format
+    series = {
+        labels("a", "none", "a:1"): useful,
+        labels("a", "unknown", "a:1"): unknown,
+        labels("a", "none", "a:2"): useful,
+        labels("", "none", "analyzer"): useful,
+    }
+    check_in_prometheus(tmp_path, series, expression, {'{cause="none"}': spent[0], '{cause="unknown"}': spent[1]})
 
 
 def test_gpu_time_of_runs_that_share_a_gpu_belongs_to_their_one_user() -> None:
@@ -274,8 +303,8 @@ def test_gpu_time_of_runs_that_share_a_gpu_belongs_to_their_one_user() -> None:
     assert found == {"": {"none": 10.0}, "alice": {"none": 30.0}}
 
 
-def test_without_rules_there_are_no_groups() -> None:
-    with pytest.raises(NoJobError, match="are the rules loaded"):
+def test_without_runs_there_are_no_groups() -> None:
+    with pytest.raises(NoJobError, match="has no run of a Rankscope exporter in the last 7 days"):
         queries.groups(Server({}).at(None), "user", 7.0)
 
 
@@ -286,7 +315,6 @@ PEAK = [Sample("rankscope_finding_peak_ratio", {}, 0.3)]
 def test_a_time_that_no_exporter_sends_is_ignored(value: str) -> None:
     labels = {"kind": "straggler", "cause": "other", "severity": "warning", "rank": "1", "value": value}
     judged = {
-        r"run_judged_info": one(1.0),
         r"peak_ratio": PEAK,
         r"timestamp\(count_values": [Sample("", labels, ENDED)],
     }
@@ -302,7 +330,7 @@ def test_a_finding_that_an_exporter_sends_is_reported() -> None:
         "value": str(round(BEGAN + 60)),
     }
     seen = [Sample("", labels, BEGAN + 600)]
-    judged = {r"run_judged_info": one(1.0), r"peak_ratio": PEAK, r"timestamp\(count_values": seen}
+    judged = {r"peak_ratio": PEAK, r"timestamp\(count_values": seen}
     (found,) = queries.job(Server({**ANSWERS, **judged}).at, "train", None, None).findings
     assert (found.begin, found.end, found.sentence) == (
         BEGAN + 60,

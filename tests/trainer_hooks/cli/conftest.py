@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 from deploy.prometheus.fast import prometheus_config
 from testing import servers
-from testing.http_server import answers, http_server
-from tests.trainer_hooks.cli.explaining import APART, RECORDED, Explain, Server, explain, served
+from tests.trainer_hooks.cli.explaining import APART, Explain, Server, explain, served
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +21,18 @@ def moments(request: pytest.FixtureRequest) -> dict[str, int]:
     return {name: first + n * APART for n, name in enumerate(names)}
 
 
+def since(text: str, moment: int) -> str:
+    """Return the series with the times such as `@-60` before the moment in unix seconds."""
+    return re.sub(r"@-(\d+)", lambda ago: str(moment - int(ago[1])), text)
+
+
 @pytest.fixture(scope="module")
 def prometheus(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, moments: dict[str, int]
 ) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("prometheus")
     series = request.module.MOMENTS.items()
-    lines = [f"{line} {moments[name]}\n" for name, text in series for line in text.splitlines() if line]
+    lines = [f"{line} {moments[name]}\n" for name, text in series for line in since(text, moments[name]).splitlines()]
     (directory / "series.txt").write_text("".join(lines) + "# EOF\n")
     backfill = [servers.program("promtool"), "tsdb", "create-blocks-from", "openmetrics"]
     subprocess.run([*backfill, directory / "series.txt", directory / "prometheus-data"], check=True)
@@ -47,33 +49,6 @@ def explain_at(
     """Explain one of MOMENTS."""
     monkeypatch.setenv("COLUMNS", "100")  # lines are wrapped at the terminal's width
     return Explain(lambda moment, *flags: explain(capsys, "--url", prometheus, "--at", str(moments[moment]), *flags))
-
-
-@pytest.fixture
-def explain_now(
-    prometheus: str, moments: dict[str, int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Explain]:
-    """Explain it as if the moment were now: only then Prometheus has the texts of the alerts."""
-    monkeypatch.setenv("COLUMNS", "100")
-    moment = ""
-
-    def then(request: BaseHTTPRequestHandler) -> None:
-        path, _, question = request.path.partition("?")
-        if path == "/api/v1/rules":
-            body = (RECORDED / "rules.json").read_bytes()
-        else:
-            time = urllib.parse.urlencode({"time": moments[moment]})
-            with urllib.request.urlopen(f"{prometheus}{path}?{question}&{time}", timeout=10) as answer:
-                body = answer.read()
-        answers(body)(request)
-
-    def explain_at(then: str, *flags: str) -> tuple[int, str, str]:
-        nonlocal moment
-        moment = then
-        return explain(capsys, "--url", f"http://127.0.0.1:{port}", *flags)
-
-    with http_server(then) as port:
-        yield Explain(explain_at)
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""`rankscope explain`, run in this process, on recorded faults of a job with four ranks.
-
-`explained/` has the fast rules' series at one moment each (Prometheus' /federate), and the alerts of /api/v1/rules.
-"""
+"""`rankscope explain`, run in this process, on the series of exporters with a job of four ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +16,61 @@ from testing.http_server import answers, http_server
 
 from rankscope.cli import launch
 
-RECORDED = Path(__file__).parent / "explained"
-HEALTHY, LAGGING, HANGING = (
-    (RECORDED / f"{name}.txt").read_text() for name in ("healthy", "rank_zero_lags", "rank_hangs")
-)
-RAW = "\n".join(line for line in HEALTHY.splitlines() if line.startswith(("rankscope_rank_info", "up")))
-WITHOUT_ALERTS = "\n".join(line for line in LAGGING.splitlines() if not line.startswith("ALERTS")) + "\n"
 OF_RANK_2 = "GPU-51300000-0000-4000-8000-000000000002"
-XID = 'ALERTS{alertname="RankscopeGpuXid",alertstate="firing",severity="critical",gpu="%s",uuid="%s",xid="79"} 1\n'
+
+
+def series(name: str, value: object, **labels: object) -> str:
+    """Return a line with a sample of the run `train`. A time such as `@-60` is 60 seconds before the moment."""
+    named = {"run": "train", "job": "rankscope", "instance": "vm:10417", **labels}
+    return f"{name}{{{','.join(f'{label}={json.dumps(str(text))}' for label, text in named.items())}}} {value}\n"
+
+
+def ranks(node: str = "vm", first: int = 0, up: int = 1) -> str:
+    """Return four ranks of a node."""
+    here = {"instance": f"{node}:10417"}
+    return "".join(
+        series("rankscope_rank_info", 1, rank=rank, node=node, uuid=f"{OF_RANK_2[:-1]}{rank}", **here)
+        + series("rankscope_rank_up", up, rank=rank, **here)
+        for rank in range(first, first + 4)
+    )
+
+
+def losses(**ratios: float) -> str:
+    """Return the account of a run of 2 hours that is diagnosed, in which the rest of the time is useful."""
+    ratios["none"] = 1.0 - sum(ratios.values())
+    judged = series("rankscope_run_judged_info", 1, by="vm")
+    return judged + "".join(
+        series("rankscope_run_lost_ratio", ratio, cause=cause)
+        + series("rankscope_run_lost_gpu_seconds_total", 4 * 7200 * ratio, cause=cause) * (cause != "none")
+        for cause, ratio in ratios.items()
+    )
+
+
+def finding(summary: str, ratio: float, since: str = "@-720", **labels: str) -> str:
+    """Return an open finding, which is that of a throttled rank but for `labels`."""
+    place = {"rank": "2", "group": "0-3", "node": "vm", "gpu": "2", "uuid": OF_RANK_2}
+    named = {"kind": "straggler", "cause": "throttled", "severity": "warning", **place, **labels}
+    texts = {"summary": summary, "evidence": EVIDENCE, "advice": "Check its cooling and power."}
+    return (
+        series("rankscope_finding_ratio", ratio, **named)
+        + series("rankscope_finding_since_timestamp_seconds", since, **named)
+        + series("rankscope_finding_info", 1, **named, **texts)
+    )
+
+
+def alert(name: str, **labels: str) -> str:
+    """Return a firing alert that is not about a run."""
+    return series("ALERTS", 1, alertname=name, alertstate="firing", **{"run": "", **labels})
+
+
+EVIDENCE = "Its GPU is throttled 98% of the time."
+THROTTLED = "Rank 2 (vm, GPU 2) slows down run train by 28%: its GPU is throttled"
+LAGS = "".join(series("rankscope_rank_lag_ratio", lag, rank=n) for n, lag in enumerate((0.002, -0.01, 0.012, 0.0)))
+HEALTHY = ranks() + losses(transfer=0.06, other=0.03, data_io=0.02, copies=0.01) + LAGS
+LAGGING = ranks() + losses(straggler=0.21, transfer=0.1, throttling=0.076, other=0.05) + finding(THROTTLED, 0.28)
+STUCK = {"kind": "hang", "cause": "data_wait", "severity": "critical", "rank": "1", "gpu": "1"}
+HANGING = LAGGING + finding("Run train hangs: Rank 1 (vm, GPU 1) is stuck in data_wait", 1.0, "@-90", **STUCK)
+XID = alert("RankscopeGpuXid", severity="critical", gpu="2", uuid=OF_RANK_2, xid="79")
 APART = 1200  # seconds between moments; Prometheus looks back for 300
 NOTHING = b'{"status":"success","data":{"resultType":"vector","result":[]}}'
 

@@ -16,7 +16,7 @@ from rankscope.record.phases import COMPUTING, NAMES, PHASES
 ROOT = Path(__file__).resolve().parents[3]
 # A rank's lag may be caused by any phase but planned ones, which have their own alert, and waiting for other ranks.
 BLAMED = [phase.name for phase in PHASES if not phase.planned and phase.name != "collective_wait"]
-# The phases that are a cause in run:rankscope_lost:ratio. It splits the others.
+# The phases that are a cause in rankscope_run_lost_ratio. It splits the others.
 LOST_TO = [name for name in NAMES if name not in (*COMPUTING, "collective_wait", "data_wait", "h2d_copy")]
 
 

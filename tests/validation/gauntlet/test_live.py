@@ -45,16 +45,14 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield lambda name: Runner(arena).run(draw([name], SEED, LOUD, device))
 
 
-def explained_labels(line: dict[str, Any]) -> tuple[str, ...]:
-    explained = line["explained"]
-    return tuple(explained[name] for name in ("alert", "rank", "host", "cause"))
+def explained_labels(line: dict[str, Any]) -> dict[str, str]:
+    return {name: line["explained"][name] for name in ("rank", "node", "cause") if line["explained"].get(name)}
 
 
-def notified_labels(line: dict[str, Any]) -> tuple[str | None, ...]:
+def notified_labels(line: dict[str, Any]) -> dict[str, str]:
+    """Return the labels that the finding has, too; none of an alert about a GPU without a rank of the run."""
     labels = line["verdicts"][0]["labels"]
-    if "run" not in labels:  # about a GPU without a rank of the run
-        return (None,) * 4
-    return labels["alertname"], labels.get("rank"), labels.get("node"), labels.get("cause", labels.get("reason"))
+    return {name: labels[name] for name in explained_labels(line) if name in labels} if "run" in labels else {}
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,10 @@ Print the Python stacks of all threads of all living ranks on this machine, from
 permitted, else from the hook. Run it as the job's user, inside the job's container if it has one; root sees the ranks
 of all users. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is no rank."""
 EXPLAIN_DESCRIPTION = """\
-Explain why a run is slow: its lost GPU time by cause, the firing alert, the values behind it, and its runbook. Needs a
-Prometheus with Rankscope's rules; runs on any machine. Without --url, if no Prometheus answers, it explains the runs on
-this machine instead (needs rankscope[top]). Exits with 2 if there is nothing to explain."""
+Explain why a run is slow: its lost GPU time by cause, the worst finding with its evidence and advice, other findings,
+and alerts about its GPUs. Needs a Prometheus that scrapes the exporters; runs on any machine. Without --url, if no
+Prometheus answers, it explains the runs on this machine instead (needs rankscope[top]). Exits with 2 if there is
+nothing to explain."""
 TOP_DESCRIPTION = """\
 Show what is wrong on this machine: findings and advice for each run, its ranks with their time by phase, and the GPUs.
 Reads the ranks' records and the NVIDIA driver; needs neither an exporter nor Prometheus, and changes nothing in the

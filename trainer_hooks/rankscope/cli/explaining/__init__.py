@@ -1,1 +1,1 @@
-"""`rankscope explain`: asks a Prometheus with Rankscope's rules what slows down a run. Not part of the hook."""
+"""`rankscope explain`: asks a Prometheus what slows down a run. Not part of the hook."""

@@ -1,252 +1,165 @@
-"""The explanation of what slows down a run, from the series that Rankscope's rules record in a Prometheus.
+"""The explanation of what slows down a run: the findings of the diagnosis, as a Prometheus has them from the exporters.
 
-The verdict is the alert of the run that Alertmanager would send. Ratios and compared numbers are recorded series. So
-terminal, notification and dashboards agree.
+An exporter diagnoses the runs of its node, an analyzer those that span nodes. Nothing is diagnosed here.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
 
-from rankscope.cli.explaining import not_yet
-from rankscope.cli.explaining.alerts import Alert, alerts_of
 from rankscope.cli.explaining.answers import Sample
-from rankscope.cli.explaining.moments import format_time
-from rankscope.cli.explaining.not_yet import NotYet
-from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, quoted
+from rankscope.cli.explaining.prometheus import Prometheus, quoted
+from rankscope.cli.explaining.runs import Run, latest, live_ranks, select_run
 
-RUNS_SHOWN = 20
+LABELS = ("kind", "cause", "rank", "group", "node", "gpu", "uuid", "port", "place", "severity")
+"""The labels of a finding, in addition to those of its run. Only the severity may change while it is open."""
+TEXTS = ("summary", "evidence", "advice")
+RATIO, INFO = "rankscope_finding_ratio", "rankscope_finding_info"
+SINCE, END = (f"rankscope_finding_{moment}_timestamp_seconds" for moment in ("since", "end"))
+STANDSTILLS = ("hang", "crash")
+"""The kinds that explain all other losses of the run."""
+Key = tuple[str, ...]
 
 
-class Run(NamedTuple):
-    """A run: its name, cluster and owner identify it."""
+@dataclass(frozen=True)
+class Finding:
+    """An open finding."""
 
-    name: str
-    cluster: str
-    """The label of its series; empty without one."""
-    owner: str
-    """The uid of its user; empty without one."""
-
-    def __str__(self) -> str:
-        return f"{self.name} in cluster {self.cluster}" if self.cluster else self.name
+    labels: Mapping[str, str]
+    """The values of LABELS."""
+    ratio: float
+    since: float
+    """Unix seconds."""
+    texts: Mapping[str, str]
+    """The diagnosis' own `summary`, `evidence` and `advice`; empty if the exporter is too old to send them."""
 
     @property
-    def here(self) -> str:
-        """The matcher of its cluster; an empty one matches series without the label."""
-        return f"cluster={quoted(self.cluster)}"
+    def is_critical(self) -> bool:
+        """Return whether its severity is `critical`, not `warning`."""
+        return self.labels["severity"] == "critical"
 
     @property
-    def where(self) -> str:
-        """The matchers of its series."""
-        return f"run={quoted(self.name)},owner={quoted(self.owner)},{self.here}"
+    def stops_run(self) -> bool:
+        """Return whether it explains all other findings of the run."""
+        return self.labels["kind"] in STANDSTILLS
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation of a run. Ratios are parts of its GPU time, over the rules' window."""
+    """The explanation of a run. Ratios are parts of its GPU time."""
 
     run: Run
     ranks: int
     """The number of live ranks."""
     nodes: int
+    is_judged: bool
+    """Whether an exporter or an analyzer diagnoses it."""
+    not_judged: list[tuple[str, str]]
+    """Reasons why it is not diagnosed, or not fully, each with the node that does not answer, or ``."""
+    findings: list[Finding]
+    """The open findings, the worst first."""
+    alerts: list[dict[str, str]]
+    """The labels of the firing alerts about its GPUs and exporters, the critical ones first."""
     lost: dict[str, float]
     """By cause; `none` is useful compute."""
     gpu_hours: dict[str, float]
-    """Lost by cause since the rules first saw the run."""
-    alerts: list[Alert]
-    """The alerts that Alertmanager would send, the verdict first."""
-    clock: str | None = None
-    """The clock by which its ranks are judged: `device`, `host`, or `mixed` if its groups differ."""
-    not_yet: NotYet | None = None
-    """A loss that does not alert yet, if there is no alert."""
+    """Lost by cause since the run began."""
+    largest_lag: tuple[str, float] | None = None
+    """The rank that lags most, and its lag as a part of the step."""
     ended: float | None = None
     """The end of the last rank in unix seconds, if none is alive."""
-    host: str | None = None
-    gpu: str | None = None
-    """Host and GPU of the verdict's rank."""
-    compared: dict[str, float] = field(default_factory=dict)
-    """Recorded series of the run, and of the verdict's rank."""
-
-    @property
-    def verdict(self) -> Alert | None:
-        """The alert about what slows down the run; None without an alert."""
-        return self.alerts[0] if self.alerts else None
 
 
 def explain(
     prometheus: Prometheus, name: str | None, cluster: str | None = None, owner: str | None = None, *, is_now: bool
 ) -> Explanation:
     """Return the explanation of the run with this name, cluster and owner, or the only one. Raises PrometheusError."""
-    run = _only(prometheus, (name, cluster, owner), is_now)
+    run = select_run(prometheus, (name, cluster, owner), is_now)
     where = run.where
-    lost = _by_cause(prometheus.query(f"run:rankscope_lost:ratio{{{where}}}", "cause"))
-    ranks = prometheus.query(f"last_over_time(rankscope_rank_info{{{where}}}[1h])")
-    alerts = alerts_of(prometheus, run.here, is_now, {"run": run.name, "owner": run.owner}, _targets(ranks))
-    if not lost and not alerts and not _has_rules(prometheus, run.here):
-        raise PrometheusError(f"{prometheus.url} has run {run}, but {_why_nothing(prometheus, is_now)}")
-    alerts.sort(key=lambda alert: _order(alert, lost))
-    labels = alerts[0].labels if alerts else {}
-    nodes = prometheus.query(f"count by (node) (rank:rankscope_rank_info:live{{{where}}})")
+    nodes = prometheus.query(f"count by (node) ({live_ranks(where)})")
+    is_judged = bool(prometheus.query(f"group({latest(f'rankscope_run_judged_info{{{where}}}')})"))
+    findings = _findings(prometheus, where)
+    seconds = _largest_first(prometheus, f"rankscope_run_lost_gpu_seconds_total{{{where}}}", "cause")
+    lags = _largest_first(prometheus, f"rankscope_rank_lag_ratio{{{where}}}", "rank")
+    ends = prometheus.query(f"max(last_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[1h]))")
     return Explanation(
         run=run,
         ranks=round(sum(node.value for node in nodes)),
         nodes=len(nodes),
-        lost=lost,
-        gpu_hours=_by_cause(prometheus.query(f"run:rankscope_lost_gpu_hours:total{{{where}}}", "cause")),
-        alerts=alerts,
-        clock=_clock(prometheus.query(f"group by (clock) (group:rankscope_clock:info{{{where}}})", "clock")),
-        ended=None if nodes else _ended(prometheus, where),
-        not_yet=None if alerts else not_yet.find(prometheus, where),
-        host=labels.get("node") or _host(labels.get("uuid"), ranks),
-        gpu=labels.get("gpu") or _gpu(prometheus, run.here, labels.get("uuid")),
-        compared=_compared(prometheus, where, labels),
+        is_judged=is_judged,
+        not_judged=_not_judged(prometheus, run, is_judged),
+        findings=findings,
+        alerts=_alerts(prometheus, run, is_standstill=any(one.stops_run for one in findings)),
+        lost=_largest_first(prometheus, f"rankscope_run_lost_ratio{{{where}}}", "cause"),
+        gpu_hours={cause: lost / 3600 for cause, lost in seconds.items()},
+        largest_lag=next(iter(lags.items()), None),
+        ended=ends[0].value if ends and not nodes else None,
     )
 
 
-def _only(prometheus: Prometheus, wanted: tuple[str | None, ...], is_now: bool) -> Run:
-    """Return the only run with the given name, cluster and owner, or the only live one. Raises PrometheusError."""
-    runs = _runs(prometheus)
-    if not runs:
-        raise PrometheusError(f"{prometheus.url} {_none(prometheus, is_now)}")
-    found = [run for run in runs if all(asked in (None, its) for asked, its in zip(wanted, run, strict=True))]
-    if not found:
-        words = zip((" ", " in cluster ", " of owner "), wanted, strict=True)
-        asked = "".join(f"{word}{value}" for word, value in words if value is not None)
-        raise PrometheusError(f"{prometheus.url} has no run{asked}; it has: {_listed(map(str, runs))}")
-    if len(found) == 1:
-        return found[0]
-    living = _by_run(prometheus, "count by (run, cluster, owner) (rank:rankscope_rank_info:live)")
-    alive = [run for run in found if run in living]
-    if len(alive) != 1:
-        raise PrometheusError(f"{prometheus.url} has {len(found)} runs; {_choice(prometheus, found, living)}")
-    return alive[0]
+def _largest_first(prometheus: Prometheus, series: str, label: str) -> dict[str, float]:
+    """Return the values of series by label, also if several judges show them.
+
+    Only the newest scrape counts: a cause that is no longer there would make the sum of the ratios larger than 1.
+    """
+    found = prometheus.query(f"max by ({label}) ({series})", label)
+    return {sample.labels[label]: sample.value for sample in sorted(found, key=lambda sample: -sample.value)}
 
 
-def _runs(prometheus: Prometheus) -> list[Run]:
-    known = 'rankscope_rank_info or run:rankscope_allocated:ratio or ALERTS{alertname=~"Rankscope.+",run!=""}'
-    return sorted(_by_run(prometheus, f"group by (run, cluster, owner) ({known})"))
+def _findings(prometheus: Prometheus, where: str) -> list[Finding]:
+    """Return the open findings. Those of a run that stands still explain its other ones.
 
-
-def _choice(prometheus: Prometheus, runs: Sequence[Run], living: Mapping[Run, float]) -> str:
-    """Return the runs to choose from with state, start and last step, the living and the youngest first."""
-    began = _by_run(
-        prometheus, "max by (run, cluster, owner) (last_over_time(rankscope_rank_start_timestamp_seconds[1h]))"
-    )
-    steps = _by_run(prometheus, "max by (run, cluster, owner) (last_over_time(rankscope_rank_steps_total[1h]))")
-
-    differ = {
-        "--run": {run.name for run in runs},
-        "--cluster": {run.cluster for run in runs},
-        "--owner": {run.owner for run in runs},
+    Several judges may show one finding, each until it has ended. A finding that has become critical is shown as such.
+    """
+    names = "|".join((RATIO, SINCE, END, INFO))
+    values: dict[Key, dict[str, float]] = {}
+    texts: dict[Key, dict[str, str]] = {}
+    for sample in prometheus.query(latest(f'{{__name__=~"{names}",{where}}}')):
+        key = tuple(sample.labels.get(name, "") for name in LABELS)
+        value = values.setdefault(key, {})
+        value[sample.name] = max(sample.value, value.get(sample.name, -inf))
+        if sample.name == INFO:
+            texts[key] = {name: sample.labels.get(name, "") for name in TEXTS}
+    found = {
+        key: Finding(dict(zip(LABELS, key, strict=True)), value[RATIO], value[SINCE], texts.get(key, {}))
+        for key, value in values.items()
+        if {RATIO, SINCE} <= value.keys() and value[SINCE] > value.get(END, -inf)
     }
-
-    def described(run: Run) -> str:
-        words = [f"{living[run]:.0f} ranks" if run in living else "no live rank"]
-        if len(differ["--owner"]) > 1:
-            words.insert(0, f"owner {run.owner}")
-        if run in began:
-            words.append(f"started {format_time(began[run], '%Y-%m-%d %H:%M')}")
-        if run in steps:
-            words.append(f"step {steps[run]:.0f}")
-        return f"{run} ({', '.join(words)})"
-
-    ordered = sorted(runs, key=lambda run: (run not in living, -began.get(run, 0.0), run))
-    flags = " and ".join(flag for flag, values in differ.items() if len(values) > 1)
-    return f"choose one with {flags}: {_listed(map(described, ordered))}"
+    critical = {key[:-1] for key, one in found.items() if one.is_critical}
+    shown = [one for key, one in found.items() if one.is_critical or key[:-1] not in critical]
+    shown.sort(key=lambda one: (not one.is_critical, -one.ratio, one.since))
+    return [one for one in shown if one.stops_run] or shown
 
 
-def _listed(runs: Iterable[str]) -> str:
-    first = list(islice(runs, RUNS_SHOWN + 1))
-    return ", ".join(first[:RUNS_SHOWN]) + (", ..." if len(first) > RUNS_SHOWN else "")
+def _not_judged(prometheus: Prometheus, run: Run, is_judged: bool) -> list[tuple[str, str]]:
+    """Return why a run is not diagnosed; of one that is, which nodes do not answer."""
+    reasons = f"rankscope_analyzer_run_not_judged_info{{{run.where}}}"
+    if not is_judged:
+        limits = f"rankscope_exporter_runs_not_judged{{{run.of_owner}}} > 0"
+        reasons += f" or {limits} and on (job, instance) rankscope_rank_info{{{run.where}}}"
+    found = prometheus.query(f"group by (reason, node) ({reasons})", "reason")
+    pairs = sorted((sample.labels["reason"], sample.labels.get("node", "")) for sample in found)
+    return [(reason, node) for reason, node in pairs if node or not is_judged]
 
 
-def _by_run(prometheus: Prometheus, expression: str) -> dict[Run, float]:
-    """Return the values of an expression by run, cluster and owner."""
-    samples = prometheus.query(expression, "run")
-    return {
-        Run(of["run"], of.get("cluster", ""), of.get("owner", "")): value
-        for of, value in ((sample.labels, sample.value) for sample in samples)
-    }
+def _alerts(prometheus: Prometheus, run: Run, *, is_standstill: bool) -> list[dict[str, str]]:
+    """Return the labels of the alerts about the run's GPUs and exporters; the others are its findings."""
+    ranks = prometheus.query(f"last_over_time(rankscope_rank_info{{{run.where}}}[1h])")
+    firing = f'ALERTS{{alertname=~"Rankscope.+",alertstate="firing",cluster={quoted(run.cluster)}}}'
+    found = [
+        {name: value for name, value in sample.labels.items() if name != "alertstate"}
+        for sample in prometheus.query(firing, "alertname")
+        if _concerns(sample.labels, run, ranks, is_standstill)
+    ]
+    return sorted(found, key=lambda labels: (labels.get("severity") != "critical", sorted(labels.items())))
 
 
-def _none(prometheus: Prometheus, is_now: bool) -> str:
-    """Return that the server has no run, and why."""
-    exporters = len(prometheus.query("group by (instance, cluster) (rankscope_exporter_build_info)"))
-    if is_now and exporters:
-        return f"has no run: it scrapes Rankscope exporters ({exporters}), but none shows a rank"
-    if is_now:
-        return "has no run and scrapes no Rankscope exporter: see its page /targets"
-    if exporters:
-        return f"had no run then: it scraped Rankscope exporters ({exporters}), but none showed a rank"
-    return "had no run then and scraped no Rankscope exporter"
-
-
-def _has_rules(prometheus: Prometheus, here: str) -> bool:
-    """Return whether the rules record anything: they do for every rank and every GPU."""
-    return bool(prometheus.query(f'count({{__name__=~"(run|rank|gpu):rankscope_.+",{here}}})'))
-
-
-def _why_nothing(prometheus: Prometheus, is_now: bool) -> str:
-    """Return why the rules have no series: they are not loaded, or not evaluated yet."""
-    interval = prometheus.evaluation_interval() if is_now else None
-    if interval is None:
-        return "Rankscope's rules are not loaded there (rule_files)"
-    return f"Rankscope's rules have recorded nothing about it yet: they are evaluated each {interval:g} s"
-
-
-def _by_cause(samples: Iterable[Sample]) -> dict[str, float]:
-    return {s.labels["cause"]: s.value for s in sorted(samples, key=lambda s: -s.value)}
-
-
-def _clock(clocks: Sequence[Sample]) -> str | None:
-    names = [sample.labels["clock"] for sample in clocks]
-    return "mixed" if len(names) > 1 else next(iter(names), None)
-
-
-def _targets(ranks: Iterable[Sample]) -> dict[str, set[str]]:
-    labels = [rank.labels for rank in ranks]
-    return {key: {each[key] for each in labels if each.get(key)} for key in ("uuid", "instance")}
-
-
-def _order(alert: Alert, lost: Mapping[str, float]) -> tuple[bool, bool, float, str]:
-    return (
-        not alert.is_firing,
-        alert.labels.get("severity") != "critical",
-        -(alert.share(lost) or 0.0),
-        json.dumps(alert.labels, sort_keys=True),
-    )
-
-
-def _ended(prometheus: Prometheus, where: str) -> float | None:
-    ends = prometheus.query(f"max(last_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[1h]))")
-    return ends[0].value if ends else None
-
-
-def _host(uuid: str | None, ranks: Iterable[Sample]) -> str | None:
-    return next((rank.labels.get("node") for rank in ranks if uuid and rank.labels.get("uuid") == uuid), None)
-
-
-def _gpu(prometheus: Prometheus, here: str, uuid: str | None) -> str | None:
-    found = prometheus.query(f"last_over_time(rankscope_gpu_info{{uuid={quoted(uuid)},{here}}}[1h])") if uuid else []
-    return next((gpu.labels.get("gpu") for gpu in found), None)
-
-
-def _compared(prometheus: Prometheus, where: str, verdict: Mapping[str, str]) -> dict[str, float]:
-    """Return the series of the run, and of the verdict's rank and group; without one, of the rank with most blame."""
-    wanted = [f'{{__name__=~"run:rankscope_.+:(ratio|rate|seconds)",__name__!~".+_(lost|moving|phase):.+",{where}}}']
-    if "rank" in verdict:
-        wanted.append(f'{{__name__=~"rank:rankscope_.+:(ratio|seconds)",{where},rank={quoted(verdict["rank"])}}}')
-        wanted.append(f"group:rankscope_wait:reference{{{where},group={quoted(verdict.get('group', ''))}}}")
-    else:
-        wanted.append(f"topk(1, rank:rankscope_blame:ratio{{{where}}})")
-    return {_series(sample, verdict): sample.value for series in wanted for sample in prometheus.query(series)}
-
-
-def _series(sample: Sample, verdict: Mapping[str, str]) -> str:
-    """Return the series' name with its phase, and with its rank if the verdict has none."""
-    shown = [name for name in ("rank", "phase") if name in sample.labels and (name == "phase" or name not in verdict)]
-    return sample.name + (f"{{{','.join(f'{name}={quoted(sample.labels[name])}' for name in shown)}}}" if shown else "")
+def _concerns(labels: Mapping[str, str], run: Run, ranks: Iterable[Sample], is_standstill: bool) -> bool:
+    """Return whether an alert is about a GPU of the run, or about an exporter of its ranks."""
+    if labels.get("run"):
+        is_about_gpu = labels["alertname"].startswith("RankscopeGpu") and not is_standstill
+        return is_about_gpu and (labels["run"], labels.get("owner", "")) == (run.name, run.owner)
+    place = "uuid" if labels.get("uuid") else "instance"
+    return bool(labels.get(place)) and any(rank.labels.get(place) == labels[place] for rank in ranks)

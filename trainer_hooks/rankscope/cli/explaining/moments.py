@@ -32,14 +32,6 @@ def format_time(seconds: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     return f"{seconds:.0f}"
 
 
-def format_iso_time(text: str) -> str:
-    """Return an ISO 8601 time in this machine's time zone; empty if it is invalid."""
-    with contextlib.suppress(*INVALID_TIME):
-        # Prometheus sends nanoseconds, which Python does not parse.
-        return format_time(datetime.fromisoformat(_utc(re.sub(r"\.\d+", "", text))).timestamp())
-    return ""
-
-
 def _moment(text: str) -> float:
     if ago := re.fullmatch(r"(\d+)([smhd])", text):
         return time.time() - int(ago[1]) * SECONDS[ago[2]]

@@ -1,4 +1,4 @@
-"""A client for Prometheus' API: instant queries and alerting rules, with the standard library only."""
+"""A client for Prometheus' API: instant queries, with the standard library only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import ssl
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from rankscope.cli.explaining import answers
-from rankscope.cli.explaining.answers import MalformedError, Rule, Sample
+from rankscope.cli.explaining.answers import MalformedError, Sample
 from rankscope.cli.explaining.fetching import (
     NO_HEADERS,
     Answer,
@@ -26,7 +25,6 @@ from rankscope.cli.explaining.fetching import (
     without_query,
 )
 
-ResultT = TypeVar("ResultT")
 ERROR_LENGTH = 300  # characters of a server's error message
 HEADERS_VARIABLE = "RANKSCOPE_PROMETHEUS_HEADERS"
 HEADERS_LIMIT = 64 * 1024  # bytes of a file of headers
@@ -62,16 +60,16 @@ class Prometheus:
 
     def query(self, expression: str, *needed: str) -> list[Sample]:
         """Return the instant vector of a PromQL expression, each series with the labels `needed`."""
-        moment = {} if self._at is None else {"time": f"{self._at:.3f}"}
-        return self._get("query", lambda data: answers.samples(data, needed), query=expression, **moment)
-
-    def alert_rules(self) -> list[Rule]:
-        """Return Rankscope's alerting rules with their active alerts; none if the server has none."""
-        return self._get("rules", answers.rules, type="alert")
-
-    def evaluation_interval(self) -> float | None:
-        """Return the seconds between two evaluations of Rankscope's alerts, or None if unknown."""
-        return next((rule.interval for rule in self.alert_rules() if rule.interval is not None), None)
+        parameters = {"query": expression} | ({} if self._at is None else {"time": f"{self._at:.3f}"})
+        answer = self.ask(f"query?{urllib.parse.urlencode(parameters)}")
+        if answer.status != 200:
+            raise PrometheusError(self._refusal(answer))
+        try:
+            return answers.samples(answers.data_of(answer.body), needed)
+        except MalformedError:
+            is_page = answer.body.lstrip()[:1] == b"<"
+            what = f"it answers with a web page ({LOGIN})" if is_page else "unexpected answer"
+            raise PrometheusError(f"{self._source(answer)} is not a Prometheus: {what}") from None
 
     def ask(self, path: str) -> Answer:
         """Return the server's answer, of any status, for a path below `/api/v1/`."""
@@ -82,17 +80,6 @@ class Prometheus:
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = f"{_through(self.url)}: {reason_of(error)[:ERROR_LENGTH]} ({self._hint(error)})"
             raise UnreachableError(f"cannot reach {self.url}{why}") from None
-
-    def _get(self, path: str, read: Callable[[object], ResultT], **parameters: str) -> ResultT:
-        answer = self.ask(f"{path}?{urllib.parse.urlencode(parameters)}")
-        if answer.status != 200:
-            raise PrometheusError(self._refusal(answer))
-        try:
-            return read(answers.data_of(answer.body))
-        except MalformedError:
-            is_page = answer.body.lstrip()[:1] == b"<"
-            what = f"it answers with a web page ({LOGIN})" if is_page else "unexpected answer"
-            raise PrometheusError(f"{self._source(answer)} is not a Prometheus: {what}") from None
 
     def _hint(self, error: Exception) -> str:
         if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
