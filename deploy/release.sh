@@ -31,7 +31,7 @@ chart() {
 monitoring() { # files for Prometheus, Alertmanager and Grafana
     local name=rankscope-monitoring-$version
     mkdir -p "$name" && cp -r grafana/dashboards grafana/provisioning deploy/alertmanager "$name"
-    cp -r deploy/prometheus/rules "$name/rules" && rm -r "$name"/rules/{recording,alerts,after_alerts,fast.yml}
+    cp -r deploy/prometheus/rules "$name/rules"
     tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=a+rX,u+w,go-w \
         --create "$name" | gzip --no-name >"$1/$name.tar.gz"
     rm -r "$name"

@@ -13,6 +13,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 RULES = HERE / "rules/rankscope.yml"
+CAUSES = HERE.parents[1] / "exporter/rankscope_exporter/diagnosis/causes.yml"
 
 
 def prometheus_document(exporters: Sequence[str], alertmanager: str | None = None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from deploy.helm import generate
 from deploy.helm.generate import CHART, program, render
+from deploy.prometheus.shipped import RULES
 from testing import servers
 from testing.exporter_process import exporter as running_exporter
 from testing.http_server import exposition, http_server
@@ -204,8 +205,6 @@ def test_with_passwords_the_probes_need_no_password() -> None:
 
 
 def test_flags_and_port_are_those_of_the_exporter() -> None:
-    assert settings("--set=scrapeInterval=5s").reference_interval == 10.0
-    assert settings().reference_interval == 30.0
     (port,) = exporter()["ports"]
     assert port["containerPort"] == DEFAULT_PORT
     assert settings(*VALUES["everything"]).dcgm
@@ -230,10 +229,10 @@ def test_only_a_directory_that_the_kubelet_created_is_opened_for_all(tmp_path: P
 # Generated files in the chart.
 
 
-@pytest.mark.parametrize("interval", ["15s", "5s"])
-def test_the_rules_are_those_of_the_interval(interval: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("interval", ["15s", "5s", "1m"])
+def test_the_rules_are_the_same_for_every_interval(interval: str) -> None:
     spec = only("PrometheusRule", *VALUES["monitoring"], f"--set=scrapeInterval={interval}")["spec"]
-    assert spec == yaml.safe_load((ROOT / f"deploy/prometheus/rules/{interval}.yml").read_text())
+    assert spec == yaml.safe_load(RULES.read_text())
 
 
 @pytest.mark.parametrize("name", ["run", "node"])
@@ -323,7 +322,6 @@ LIES = [
     'rankscope_finding_ratio{run="train",owner="1000",kind="hang",cause="outside_collective",rank="0",uuid="GPU-1"} 1',
     'rankscope_finding_evidence{run="train",owner="1000",kind="hang",name="stalled",pod_namespace="rankscope"} 900',
     'rankscope_gpu_up{gpu="0",uuid="GPU-1"} 0',
-    'run:rankscope_judged:info{run="train",owner="1000"} 1',
     'node_filesystem_avail_bytes{instance="gpu-node-1"} 0',
 ]
 
@@ -332,7 +330,7 @@ LIES = [
 def test_a_lying_pod_alerts_only_as_its_namespace_and_not_about_gpus(
     tmp_path: Path, configs: Callable[[list[Manifest]], list[Manifest]]
 ) -> None:
-    rules = [str(ROOT / "deploy/prometheus/rules/5s.yml")]
+    rules = [str(RULES)]
     with http_server(exposition(VICTIM)) as honest, http_server(exposition(LIES)) as liar:
         targets = [
             target(honest, "rankscope-x7", "rankscope", **DAEMONSET),
@@ -440,7 +438,7 @@ REFUSED = {
     "image.repository=": "image.repository is required",
     "imagee.tag=1": "imagee",
     "image.pullPolicy=Sometimes": "pullPolicy",
-    "scrapeInterval=30s": "scrapeInterval",
+    "scrapeInterval=2m": "scrapeInterval",
     "runDirectory.path=run/rankscope": "path",
     "runDirectory.path=/": "path",
     "runDirectory.tmpfs.size=64Mi": "size",
@@ -458,7 +456,6 @@ REFUSED = {
     "networkPolicy.sidecars=true": "networkPolicy.sidecars needs podMonitor.sidecars.namespaces",
     "podMonitor.endpoint.honorLabels=true": "honorLabels",
     "podMonitor.enabled=true,serviceMonitor.enabled=true": "enable one",
-    "podMonitor.enabled=true,podMonitor.interval=30s,prometheusRule.enabled=true": "render your own rules",
     "scrapeLimits.sampleLimit=many": "sampleLimit",
     "image.digest=latest": "digest",
     "service.type=ExternalName": "type",

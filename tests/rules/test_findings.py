@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy.prometheus.shipped import HERE, RULES
+from deploy.prometheus.shipped import CAUSES, RULES
 from testing.promtool import INTERVAL, braces, complaint, series
 
 BEGIN, END, LAST = 20, 60, 120
@@ -103,7 +103,7 @@ def test_a_finding_alerts_with_its_words_from_its_begin_until_two_minutes_after_
 
 
 def test_each_kind_of_finding_has_an_alert() -> None:
-    alerts = yaml.safe_load((HERE / "causes.yml").read_text())["alerts"].values()
+    alerts = yaml.safe_load(CAUSES.read_text())["alerts"].values()
     entries = [*alerts, *(cause for alert in alerts for cause in alert.get("causes", {}).values())]
     assert {entry["finding"] for entry in entries if "finding" in entry} == set(SHOWN)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from deploy.prometheus import fast
-from deploy.prometheus.shipped import HERE, RULES
+from deploy.prometheus.shipped import CAUSES, HERE, RULES
 from tests.rules.test_findings import SHOWN
 from validation.gauntlet.runbooks import queries
 
@@ -137,11 +137,11 @@ def test_prometheus_accepts_the_fast_configuration(tmp_path: Path) -> None:
 
 
 def test_every_cause_of_lost_time_has_its_definition_in_the_docs() -> None:
-    causes = yaml.safe_load((HERE / "causes.yml").read_text())["lost"]
+    causes = yaml.safe_load(CAUSES.read_text())["lost"]
     page = (ROOT / "docs/lost-time.md").read_text()
     assert [cause for cause, fields in causes.items() if f"| `{cause}` | {fields['meaning']} |\n" not in page] == []
 
 
 def test_every_entry_with_texts_is_an_alert_or_a_finding() -> None:
-    entries = yaml.safe_load((HERE / "causes.yml").read_text())["alerts"]
+    entries = yaml.safe_load(CAUSES.read_text())["alerts"]
     assert {name for name, texts in entries.items() if "finding" not in texts} <= set(ALERTS)

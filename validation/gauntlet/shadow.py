@@ -16,7 +16,7 @@ from validation.gauntlet.score import false_alarms, judge
 Labels = Mapping[str, str]
 
 ROOT = Path(__file__).parents[2]
-TEXTS = yaml.safe_load((ROOT / "deploy/prometheus/causes.yml").read_text())["alerts"]
+TEXTS = yaml.safe_load((ROOT / "exporter/rankscope_exporter/diagnosis/causes.yml").read_text())["alerts"]
 ALERTS = {
     entry["finding"]: alert
     for alert, texts in TEXTS.items()

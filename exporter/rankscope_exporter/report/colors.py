@@ -1,4 +1,4 @@
-"""The colors of the phases, the same as in Grafana (deploy/prometheus/causes.yml)."""
+"""The colors of the phases, the same as in Grafana (diagnosis/causes.yml)."""
 
 from __future__ import annotations
 

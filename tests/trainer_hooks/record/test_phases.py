@@ -26,7 +26,7 @@ def test_the_layout_has_a_constant_for_each_phase(phase: str) -> None:
 
 
 def causes() -> Any:
-    return yaml.safe_load((ROOT / "deploy/prometheus/causes.yml").read_text(encoding="utf-8"))
+    return yaml.safe_load((ROOT / "exporter/rankscope_exporter/diagnosis/causes.yml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("phase", NAMES)

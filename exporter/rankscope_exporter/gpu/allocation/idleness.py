@@ -18,8 +18,6 @@ SUSPECTED_HANG = "suspected_hang"
 UNKNOWN = "unknown"
 STATES = (WORKING, FREE, ALLOCATED_NO_PROCESS, PROCESS_NO_WORK, MEMORY_HELD, SUSPECTED_HANG, UNKNOWN)
 
-# A test compares limits marked "threshold" with deploy/prometheus/thresholds.yml, which the exporter's wheel omits.
-
 # Longest pause that still counts as work: a step may take a minute, most of it one wait for data. The busy counter
 # has the time in which kernels ran.
 PAUSE = 60.0  # seconds
@@ -32,11 +30,11 @@ RUNNING_WITHIN = 3.0  # seconds
 LAST_KERNELS = 5.0  # seconds
 
 # Share of memory in use while no process is listed. A bare context uses about half a GB, below 1% of a data-center GPU.
-MEMORY_SHARE = 0.05  # the threshold gpu_memory_held
+MEMORY_SHARE = 0.05
 
-# Seconds without progress of a rank. The thresholds state the reasons.
-STUCK_AFTER = 300.0  # the threshold stuck_for; NCCL's watchdog ends the job after its default of 600
-STUCK_AFTER_PLANNED = 1800.0  # the threshold planned_phase_for
+# Seconds without progress of a rank: the longest limits of a hang (diagnosis/thresholds.py).
+STUCK_AFTER = 300.0  # NCCL's watchdog ends the job after its default of 600
+STUCK_AFTER_PLANNED = 1800.0
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ import math
 from typing import Any
 
 import pytest
-import yaml
-from deploy.prometheus.shipped import HERE
-from deploy.prometheus.thresholds import seconds
+from deploy.prometheus.shipped import RULES
 from testing.records import READ_AT, rank_snapshot
 
 from rankscope.record.layout import PHASES
 from rankscope.record.snapshot import RankSnapshot
+from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.gpu.allocation import idleness
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, UnusedMemory, are_stuck, classify
 
@@ -85,11 +84,12 @@ def test_ranks_are_stuck_if_no_living_rank_makes_progress(ranks: list[RankSnapsh
     assert are_stuck(ranks) is stuck
 
 
-def test_limits_equal_the_alert_thresholds() -> None:
-    thresholds = yaml.safe_load((HERE / "thresholds.yml").read_text(encoding="utf-8"))
-    assert thresholds["gpu_memory_held"]["value"] == idleness.MEMORY_SHARE
-    assert float(seconds(thresholds["stuck_for"]["value"])) == idleness.STUCK_AFTER
-    assert float(seconds(thresholds["planned_phase_for"]["value"])) == idleness.STUCK_AFTER_PLANNED
+def test_limits_equal_those_of_the_diagnosis_and_of_the_alerts() -> None:
+    limits = Thresholds()
+    assert limits.memory_held == idleness.MEMORY_SHARE
+    assert limits.stuck == idleness.STUCK_AFTER
+    assert limits.planned == idleness.STUCK_AFTER_PLANNED
+    assert f"> {idleness.MEMORY_SHARE:g} * max" in RULES.read_text()
 
 
 Moments = list[tuple[float, float | None, bool, float | None]]

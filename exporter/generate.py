@@ -1,4 +1,7 @@
-"""The texts of causes.yml that the Python packages contain, as JSON: they run without a YAML parser."""
+"""Write the texts of causes.yml that the Python packages contain, as JSON: they run without a YAML parser.
+
+`make generate` runs this.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from deploy.prometheus.shipped import HERE
 
-KNOWN = HERE.parents[1] / "trainer_hooks/rankscope/cli/explaining/known.json"
-WORDS = HERE.parents[1] / "exporter/rankscope_exporter/diagnosis/words.json"
+HERE = Path(__file__).resolve().parent
+CAUSES = HERE / "rankscope_exporter/diagnosis/causes.yml"
+WORDS = CAUSES.with_name("words.json")
+KNOWN = HERE.parent / "trainer_hooks/rankscope/cli/explaining/known.json"
+MADE_BY = "exporter/generate.py, from exporter/rankscope_exporter/diagnosis/causes.yml: edit it, then `make generate`"
 
 
 def generated() -> dict[Path, str]:
     """Return the content of both files."""
-    return {KNOWN: known(), WORDS: words()}
+    causes = yaml.safe_load(CAUSES.read_text(encoding="utf-8"))
+    return {KNOWN: known(causes), WORDS: words(causes)}
 
 
-def known(root: Path = HERE) -> str:
-    """Return what `rankscope explain` needs of the causes, as JSON: it runs without a YAML parser."""
-    causes = yaml.safe_load((root / "causes.yml").read_text())
+def known(causes: Mapping[str, Any]) -> str:
+    """Return what `rankscope explain` needs of the causes."""
     facts = {
-        "made_by": "deploy/prometheus/render.py, from causes.yml: edit it, then run `make generate`",
+        "made_by": MADE_BY,
         "meanings": {cause: of["in_short"] for cause, of in causes["lost"].items() if "in_short" in of},
     }
     return json.dumps(facts, indent=1) + "\n"
 
 
-def words(root: Path = HERE) -> str:
-    """Return the texts of the exporter's findings by kind, as JSON; `` stands for all other causes."""
-    causes = yaml.safe_load((root / "causes.yml").read_text())
+def words(causes: Mapping[str, Any]) -> str:
+    """Return the texts of the findings by kind; `` stands for all other causes."""
     alerts = causes["alerts"].values()
     entries = [*alerts, *(cause for alert in alerts for cause in alert.get("causes", {}).values())]
-    made_by = "deploy/prometheus/render.py, from causes.yml: edit it, then run `make generate`"
     kinds = {
         entry["finding"]: {
             "summary": _texts(entry, "summary", "summary"),
@@ -46,7 +49,7 @@ def words(root: Path = HERE) -> str:
     }
     ports: Mapping[str, str] = next((entry["ports"] for entry in entries if "ports" in entry), {})
     lines = ",\n".join(f"  {json.dumps(kind)}: {json.dumps(texts)}" for kind, texts in kinds.items())
-    texts = {"made_by": made_by, "ports": ports, "evidence": causes["evidence"]}
+    texts = {"made_by": MADE_BY, "ports": ports, "evidence": causes["evidence"]}
     named = ",\n ".join(f"{json.dumps(name)}: {json.dumps(text)}" for name, text in texts.items())
     return f'{{{named},\n "kinds": {{\n{lines}\n }}}}\n'
 
@@ -56,3 +59,13 @@ def _texts(entry: Mapping[str, Any], what: str, default: str) -> dict[str, str]:
     causes = entry.get("causes", {}).items()
     texts = {cause: fields[what] for key, fields in causes for cause in key.split("|") if what in fields}
     return texts | ({"": entry[default]} if default in entry else {})
+
+
+def main() -> None:
+    """Write the files."""
+    for path, text in generated().items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
