@@ -24,7 +24,8 @@ time to. The findings are shown by
 
 - `rankscope top` on the node, without an exporter or Prometheus
 - the exporter's status page `/`, and [`/api/v1/runs`](api.md) as JSON
-- the metrics of [runs and findings](metrics.md), such as `rankscope_finding_ratio`, and the alerts, which only select findings
+- the metrics of [runs and findings](metrics.md), such as `rankscope_finding_ratio`, and the alerts, which only
+  select findings
 
 An exporter diagnoses a run only if all ranks below its world size are on its node and it reads their GPUs
 (`rankscope_run_judged_info`). [An analyzer](install/node.md#runs-that-span-nodes) diagnoses runs that span nodes in the
