@@ -24,21 +24,21 @@ time to. The findings are shown by
 
 - `rankscope top` on the node, without an exporter or Prometheus
 - the exporter's status page `/`, and [`/api/v1/runs`](api.md) as JSON
-- the metrics of [runs and findings](metrics.md), such as `rankscope_finding_ratio`, and the alerts made from them
+- the metrics of [runs and findings](metrics.md), such as `rankscope_finding_ratio`, and the alerts, which only
+  select findings
 
 An exporter diagnoses a run only if all ranks below its world size are on its node and it reads their GPUs
 (`rankscope_run_judged_info`). [An analyzer](install/node.md#runs-that-span-nodes) diagnoses runs that span nodes in the
-same way. Prometheus' rules diagnose the others, and take over when neither answers.
+same way. [`RankscopeRunNotDiagnosed`](runbooks/RankscopeRunNotDiagnosed.md) alerts if neither does.
 
 ## Change a threshold
 
-Write the values that differ to a JSON file and start the exporter with `--collector.findings.thresholds FILE`:
+Write the values that differ to a JSON file and start the exporter, and the analyzer, with
+`--collector.findings.thresholds FILE`:
 
 ```json
 {{"tiers": [[0.15, 7], [0.1, 40]], "checkpoint_overdue": 3600}}
 ```
-
-The rules have their own thresholds in `deploy/prometheus/thresholds.yml`; change both.
 
 ## Keep baselines across a restart
 

@@ -45,7 +45,7 @@ WIDE = ("index.md", "metrics.md", "comparison.md")
 INDEXES = {"decisions": "Decisions", "runbooks": "Runbooks"}
 DATA = yaml.safe_load((DOCS / "findings.yml").read_text(encoding="utf-8"))
 CAUSES = yaml.safe_load((ROOT / "deploy/prometheus/causes.yml").read_text(encoding="utf-8"))
-RULES = ROOT / "deploy/prometheus/rules/15s.yml"
+RULES = ROOT / "deploy/prometheus/rules/rankscope.yml"
 
 RUN = ("llm", "1000")
 PLACE = Place(2, "0-3", "node-a", "2", "GPU-2", "mlx5_2")
@@ -158,11 +158,11 @@ def modules() -> Mapping[str, ModuleType]:
 
 @cache
 def alerts() -> Mapping[str, Sequence[str]]:
-    """Return the alerts that are made of each kind of finding."""
+    """Return the alerts about each kind of finding. Those that set a `kind` of their own are about something else."""
     groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     found: dict[str, dict[str, None]] = {}
-    for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
-        for kinds in re.findall(r'\bkind=~?"([^"]+)"', rule["expr"]):
+    for rule in (rule for group in groups for rule in group["rules"] if "kind" not in rule.get("labels", {})):
+        for kinds in re.findall(r'\brankscope_finding_ratio{kind=~?"([^"]+)"', rule["expr"]):
             for kind in kinds.split("|"):
                 found.setdefault(kind, {})[rule["alert"]] = None
     return {kind: list(names) for kind, names in found.items()}
@@ -171,8 +171,8 @@ def alerts() -> Mapping[str, Sequence[str]]:
 def _findings() -> str:
     rows = [(f"[`{kind}`]({kind}.md)", _example(kind), ", ".join(_runbooks(kind))) for kind in modules()]
     return (
-        "# Findings\n\nAn exporter that judges a run looks for these every second. "
-        "[The diagnosis](../diagnosis.md) says how long a finding has to last, and which finding hides another one.\n\n"
+        "# Findings\n\nThe diagnosis looks for these every second. "
+        "[Its page](../diagnosis.md) says how long a finding has to last, and which finding hides another one.\n\n"
         + diagnosis.table(("finding", "for example", "alert and runbook"), rows)
     )
 

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-NOT_HISTORY = [page for page in PAGES if page.name != "CHANGELOG.md"]
+REPLACED = re.compile(r"^Replaced by \[decision", re.MULTILINE)
+NOT_HISTORY = [page for page in PAGES if page.name != "CHANGELOG.md" and not REPLACED.search(page.read_text())]
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SOURCE = re.compile(r"`([\w-]+(?:/[\w-]+)*\.(?:py|sh|c|h))`")
