@@ -9,7 +9,6 @@ PYTESTS = $(BIN)/python -m pytest
 AT_ONCE = -n 3 --dist loadfile --no-loadscope-reorder
 # Only the files with such tests: each worker imports all files that are named, torch included.
 ALONE = -n 3 --dist loadgroup -m alone $$(grep -rl 'mark\.alone' tests --include='test_*.py')
-RULE_TESTS = tests/rules tests/grafana/test_run_states.py tests/validation/test_month.py tests/validation/test_serving_pods.py
 LINT = $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && git ls-files -z | xargs -0 $(BIN)/codespell && $(BIN)/mypy
 RELEASE := .release/bin
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_hooks/rankscope/_version.py)
@@ -23,7 +22,7 @@ installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check say-check test rule-tests lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet succession nodes month month-local serving-pods soak siege packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm demo check say-check test lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways endings gauntlet succession nodes month-local serving-pods soak siege packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -47,19 +46,14 @@ test: venv servers helm ## run linters, the type checker and every test, with re
 	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE)
 endif
 
-rule-tests: venv servers ## run all promtool tests without recorded answers, and record the answers (20 minutes)
-	@rm -f build/answers.jsonl
-	@RANKSCOPE_RULE_TESTS=again $(PYTESTS) --quiet -n 2 --dist loadfile --no-loadscope-reorder $(RULE_TESTS)
-	@$(BIN)/python -m testing.rule_tests
-
 lint: $(call installed,check) ## run ruff, codespell and mypy --strict; mypy checks only changes since its last run
 	@$(LINT)
 
 format: venv ## format the code with ruff
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
-generate: venv helm ## write the generated files: rules of each speed, dashboards, the Kustomize base, metrics.md, diagnosis.md, and figures in README.md
-	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python deploy/helm/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py && $(BIN)/python docs/generate_figures.py
+generate: venv helm ## write the generated files: words, dashboards, the Kustomize base, metrics.md, diagnosis.md, and figures in README.md
+	@$(BIN)/python docs/generate_texts.py && $(BIN)/python grafana/generate.py && $(BIN)/python deploy/helm/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py && $(BIN)/python docs/generate_figures.py
 
 docs: $(call installed,docs) ## the documentation site, into build/site; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -79,10 +73,6 @@ trackers: venv ## check that the hook finds runs of the real W&B, MLflow and Ten
 
 ways: venv ## check how accurate the record is in every way to train, over 1,000 steps (15 minutes)
 	@$(BIN)/python -m validation.ways --save
-
-stragglers: venv ## check that the slow rank of four and its phase are named, by the host clock and the device clock (25 minutes)
-	@$(BIN)/python -m validation.stragglers --save
-	@$(BIN)/python -m validation.stragglers --device asynchronous --save
 
 endings: venv ## check whether jobs hang at their end more often with the hook (1 hour)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m validation.job_endings --jobs gather hugging_face --pairs 200 150 --save
@@ -109,9 +99,6 @@ nodes: venv servers ## compare the findings of a run on one node and on several,
 	@$(BIN)/python -m benchmarks.analyzer --targets 10000 --save
 	@$(BIN)/python -m validation.time_to_find --nodes 2 4 --save
 	@$(BIN)/python -m validation.time_to_find --nodes 2 4 --device asynchronous --save
-
-month: venv servers ## evaluate the rules on a thousand simulated days of healthy runs, and on faulty runs (4 hours)
-	@$(BIN)/python -m validation.month $(MONTH)
 
 month-local: venv ## diagnose two thousand simulated days as an exporter does, and a thousand runs with a fault (6 hours)
 	@$(BIN)/python -m validation.month.local $(MONTH)

@@ -44,7 +44,7 @@ WIDE = ("index.md", "metrics.md", "comparison.md")
 """Pages without the menu at the left."""
 INDEXES = {"decisions": "Decisions", "runbooks": "Runbooks"}
 DATA = yaml.safe_load((DOCS / "findings.yml").read_text(encoding="utf-8"))
-CAUSES = yaml.safe_load((ROOT / "deploy/prometheus/causes.yml").read_text(encoding="utf-8"))
+CAUSES = yaml.safe_load((ROOT / "exporter/rankscope_exporter/diagnosis/causes.yml").read_text(encoding="utf-8"))
 RULES = ROOT / "deploy/prometheus/rules/rankscope.yml"
 
 RUN = ("llm", "1000")

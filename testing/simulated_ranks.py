@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler
 
 from rankscope.record.layout import STEP_BOUNDS
 from rankscope.record.phases import ISSUING, NAMES
-from rankscope.record.sampling import next_sampled
 from rankscope_exporter.ranks.step_alignment import CAUSES, UNKNOWN
 from testing.http_server import exposition, http_server
 
@@ -38,7 +37,6 @@ DEVICE_PHASES = {
 }
 DRY = 0.05  # ratio of the time in phases in which the host issues work
 MEASURED = 0.5  # ratio of the steps: one a second
-LEVEL = 6  # of the reference steps: one in 64, every 32 s
 LAGGARD, LAG = 5, 0.2
 STEPS = 2.0  # a second
 BOUNDS = (*map(str, STEP_BOUNDS), "+Inf")
@@ -47,7 +45,7 @@ BOUNDS = (*map(str, STEP_BOUNDS), "+Inf")
 def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
     """Yield the lines of /metrics about one rank that is `age` seconds old."""
     swing = 1 + 0.02 * (rank * 7919 % 1000) / 1000
-    own = f'run="{RUN}",rank="{rank}"'
+    own = f'run="{RUN}",owner="0",rank="{rank}"'
     group = f'group="0-{ranks - 1}"'
     now = time.time()
     node = f"node-{rank // RANKS_PER_NODE}"
@@ -89,7 +87,7 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
 
 
 def device_series(rank: int, own: str, swing: float, age: float) -> Iterator[str]:
-    """Yield the lines about the steps measured on the device: their sums, their alignment, and the reference step."""
+    """Yield the lines about the steps measured on the device: their sums, and their alignment."""
     moved = {"backward": LAG} if rank == LAGGARD else {"collective_wait": LAG}
     shares = {phase: share * swing * (1 - LAG) + moved.get(phase, 0.0) for phase, share in DEVICE_PHASES.items()}
     measured = MEASURED * age
@@ -112,16 +110,16 @@ def device_series(rank: int, own: str, swing: float, age: float) -> Iterator[str
     for phase in (*CAUSES, UNKNOWN):
         blame = LAG * (rank == LAGGARD and phase == "backward") * measured
         yield f'rankscope_rank_blame_seconds_total{{{own},phase="{phase}"}} {blame:.6f}'
-    yield f'rankscope_rank_reference_step{{{own},clock="device"}} {reference_step(int(STEPS * age))}'
-    for phase, share in shares.items():
-        yield f'rankscope_rank_reference_step_seconds{{{own},phase="{phase}"}} {share / STEPS:.6f}'
 
 
-def reference_step(newest: int) -> int:
-    """Return the last reference step up to the newest step."""
-    block = newest >> LEVEL
-    chosen = next_sampled(block << LEVEL, LEVEL)
-    return chosen if chosen <= newest else next_sampled((block - 1) << LEVEL, LEVEL)
+def finding_series(age: float) -> Iterator[str]:
+    """Yield the lines about the run, from the exporter that judges it."""
+    place = f'rank="{LAGGARD}",node="node-0",uuid="GPU-{LAGGARD}"'
+    own = f'run="{RUN}",owner="0",kind="straggler",cause="backward",severity="warning",{place}'
+    yield f'rankscope_run_judged_info{{run="{RUN}",owner="0",by="analyzer"}} 1'
+    yield f"rankscope_finding_ratio{{{own}}} {LAG}"
+    yield f"rankscope_finding_since_timestamp_seconds{{{own}}} {time.time() - age:.6f}"
+    yield f'rankscope_finding_info{{{own},summary="It is late",evidence="It waits.",advice="Look."}} 1'
 
 
 def gpu_series(rank: int, age: float) -> Iterator[str]:
@@ -166,8 +164,11 @@ def serve(ranks: int) -> Iterator[str]:
     def expose(scrape: BaseHTTPRequestHandler) -> None:
         node = int(scrape.path.strip("/"))
         age = time.time() - began
+        own = [f"rankscope_exporter_time_seconds {time.time():.6f}", 'rankscope_exporter_build_info{version="0"} 1']
+        own += finding_series(age) if node == 0 else []
         here = range(node * RANKS_PER_NODE, min(ranks, (node + 1) * RANKS_PER_NODE))
-        exposition(line for rank in here for line in (*rank_series(rank, ranks, age), *gpu_series(rank, age)))(scrape)
+        of_ranks = (line for rank in here for line in (*rank_series(rank, ranks, age), *gpu_series(rank, age)))
+        exposition([*own, *of_ranks])(scrape)
 
     with http_server(expose) as port:
         yield f"127.0.0.1:{port}"

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from deploy.prometheus.shipped import RULES
 from prometheus_client.parser import text_string_to_metric_families
 from testing import report, servers
 from testing.exporter_process import eventually, metrics
@@ -155,11 +156,10 @@ class Node:
         return path
 
     def _configuration(self) -> str:
-        rules = ROOT / f"deploy/prometheus/rules/{INTERVAL}s.yml"
         return yaml.safe_dump(
             {
                 "global": {"scrape_interval": f"{INTERVAL}s", "evaluation_interval": f"{INTERVAL}s"},
-                "rule_files": [str(rules)],
+                "rule_files": [str(RULES)],
                 "scrape_configs": [{"job_name": "rankscope", "static_configs": [{"targets": [self.exporter.address]}]}],
             }
         )

@@ -3,15 +3,13 @@
     python -m validation.time_to_find --save
     python -m validation.time_to_find --device asynchronous --save
     python -m validation.time_to_find --nodes 2 4 --save
-    python -m validation.time_to_find --nodes 2 --judge diagnosis rules --save
 
 Faults of the gauntlet that slow down steps (1.4 times as long), and a hang, are injected into a real job of four ranks.
 Exporters, Prometheus, Alertmanager and thresholds are real and as shipped, without the limit of alerts an hour; one
 Prometheus scrapes every 5 s, another every 15 s. With several nodes, each has an exporter and its share of the ranks,
 and an analyzer asks them all; the nodes are names, run directories and GPUs on one machine, with one clock. Seconds are
 from the onset to the first `/metrics` of the exporter, or of the analyzer, with the right finding, and to the
-notification at the receiver. With the judge `rules`, there is no analyzer: Prometheus' rules alone judge a run that
-spans nodes. The GPUs and the device's time are simulated.
+notification at the receiver. The GPUs and the device's time are simulated.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,11 +57,9 @@ BOUND_ON_NODES = (
     "found: median 10 s, P90 15 s, a hang 60 s; notified at a scrape interval of 15 s: median 32 s, P90 50 s"
 )
 DIVISORS = [nodes for nodes in range(1, RANKS + 1) if RANKS % nodes == 0]
-DIAGNOSIS, RULES = JUDGES = ("diagnosis", "rules")
 MANY = "RankscopeManyAlerts"
 """The alert instead of the alerts of an owner who has had ten in an hour: here, each fault is notified."""
-ALERTS = f'ALERTS{{alertname!~"RankscopeRunNotDiagnosed|{MANY}"}}'
-"""All alerts, except that one, and that the run has no analyzer."""
+ALERTS = f'ALERTS{{alertname!="{MANY}"}}'
 READY = f"count(rankscope_rank_up == 1) == {RANKS}"
 
 
@@ -72,7 +67,6 @@ def _config(interval: str, analyzers: Sequence[str], exporters: Sequence[str], a
     """Return a prometheus.yml that scrapes exporters and analyzers at this interval."""
     config = shipped.prometheus_document(exporters, alertmanager)
     config["global"] |= {"scrape_interval": interval, "evaluation_interval": interval}
-    config["rule_files"] = [str(shipped.HERE / f"rules/{interval}.yml")]
     if analyzers:
         job = {"job_name": "rankscope-analyzer", "static_configs": [{"targets": list(analyzers)}]}
         config["scrape_configs"].append(job)
@@ -89,11 +83,11 @@ def _alertmanager_config(webhook_url: str) -> str:
 class MonitoredArena(Arena):
     """Nodes that are monitored at both speeds, with the thresholds of production."""
 
-    def __init__(self, directory: Path, memory: Path, device: str, nodes: int, judge: str) -> None:
+    def __init__(self, directory: Path, memory: Path, device: str, nodes: int) -> None:
         super().__init__(directory, memory, device, thresholds=None, nodes=nodes)
         targets = [exporter.address for exporter in self.exporters]
-        self.analyzers = [servers.analyzer(directory, targets)] if nodes > 1 and judge == DIAGNOSIS else []
-        self.judges = self.analyzers or (self.exporters if nodes == 1 else [])
+        self.analyzers = [servers.analyzer(directory, targets)] if nodes > 1 else []
+        self.judges = self.analyzers or self.exporters
         """The servers with findings about the run: the analyzer, or the exporter of the only node."""
         self.stacks = {interval: self._stack(directory / interval, interval, targets) for interval in INTERVALS}
         self.stack = self.stacks[BRISK]
@@ -147,28 +141,28 @@ def measure(arena: MonitoredArena, name: str, case: Case, target: Target) -> dic
         seen.extend((labels, time.time()) for labels in arena.findings() if labels not in known)
         for speed, stack in arena.stacks.items():
             notified[speed] = judge(case, target, onset, stack.webhook.notifications[first[speed] :]).line()
-        is_found = not arena.judges or shadow.scored(seen, [(case, target)], onset)["verdicts"][0]["fired"]
+        is_found = shadow.scored(seen, [(case, target)], onset)["verdicts"][0]["fired"]
         return is_found and all(one["fired"] for one in notified.values())
 
     wait_for(has_come, onset + FOUND_WITHIN - time.time())
     scored = shadow.scored(seen, [(case, target)], onset)
     arena.heal()
-    verdict = scored["verdicts"][0] if arena.judges else {**notified[BRISK], "seconds": None}
     seconds = {speed: one["seconds"] for speed, one in notified.items()}
-    return {"case": name, "is_calm": is_calm, "found": verdict, **seconds, "false_alarms": scored["false_alarms"]}
+    return {
+        "case": name,
+        "is_calm": is_calm,
+        "found": scored["verdicts"][0],
+        **seconds,
+        "false_alarms": scored["false_alarms"],
+    }
 
 
 def body(lines: Sequence[dict[str, Any]]) -> list[str]:
     """Return medians and high quantiles, and a row for each fault; below a heading for each number of nodes."""
-    parts = dict.fromkeys((line["nodes"], line["judge"]) for line in lines)
-    if list(parts) == [(1, DIAGNOSIS)]:
+    parts = dict.fromkeys(line["nodes"] for line in lines)
+    if list(parts) == [1]:
         return _tables(lines)
-    tables = {
-        f"## {nodes} nodes" + f", {judge}" * (judge != DIAGNOSIS): _tables(
-            [line for line in lines if (line["nodes"], line["judge"]) == (nodes, judge)]
-        )
-        for nodes, judge in parts
-    }
+    tables = {f"## {nodes} nodes": _tables([line for line in lines if line["nodes"] == nodes]) for nodes in parts}
     return [text for heading, found in tables.items() for text in (heading, *found)]
 
 
@@ -197,12 +191,12 @@ def _summary(name: str, lines: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _monitored(device: str, nodes: int, judge: str) -> Iterator[MonitoredArena]:
+def _monitored(device: str, nodes: int) -> Iterator[MonitoredArena]:
     prefix = "rankscope-find-"
     with (
         tempfile.TemporaryDirectory(prefix=prefix) as directory,
         tempfile.TemporaryDirectory(prefix=prefix, dir="/dev/shm") as memory,
-        MonitoredArena(Path(directory), Path(memory), device, nodes, judge) as arena,
+        MonitoredArena(Path(directory), Path(memory), device, nodes) as arena,
     ):
         yield arena
 
@@ -214,7 +208,6 @@ def main() -> int:
     parser.add_argument(
         "--nodes", type=int, choices=DIVISORS, nargs="+", default=[1], metavar="N", help="one after the other (1)"
     )
-    parser.add_argument("--judge", choices=JUDGES, nargs="+", default=[DIAGNOSIS], help="(%(default)s)")
     parser.add_argument("--only", nargs="+", metavar="CASE")
     parser.add_argument("--seed", type=int, default=101)
     options = parser.parse_args()
@@ -224,24 +217,19 @@ def main() -> int:
     ]
     random.seed(options.seed)
     lines: list[dict[str, Any]] = []
-    for nodes, judge_name in product(options.nodes, options.judge):
-        with _monitored(options.device, nodes, judge_name) as arena:
+    for nodes in options.nodes:
+        with _monitored(options.device, nodes) as arena:
             time.sleep(TRAINS_FOR)
             for name, case in random.sample(named, len(named)):
                 line = measure(arena, name, case, Target(rank=random.randrange(1, RANKS)))
-                lines.append({"nodes": nodes, "judge": judge_name, **line})
+                lines.append({"nodes": nodes, **line})
                 print(lines[-1], file=sys.stderr, flush=True)
     is_split = options.nodes != [1]
-    name = (
-        "time_to_find"
-        + "_nodes" * is_split
-        + "_by_rules" * (RULES in options.judge)
-        + f"_{ASYNCHRONOUS}" * (options.device == ASYNCHRONOUS)
-    )
+    name = "time_to_find" + "_nodes" * is_split + f"_{ASYNCHRONOUS}" * (options.device == ASYNCHRONOUS)
     title = "Time to find a fault" + " of a run on several nodes" * is_split
     bound = BOUND_ON_NODES if is_split else BOUND
     report.Report(name, title, __doc__, bound, body(lines), lines).publish(options.save)
-    return 0 if all(_right(line) == "right" for line in lines if line["judge"] == DIAGNOSIS) else 1
+    return 0 if all(_right(line) == "right" for line in lines) else 1
 
 
 if __name__ == "__main__":

@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from deploy.prometheus import packaged_texts
 from docs import generate as reference
 from docs import generate_diagnosis as diagnosis
+from docs import generate_texts as texts
 
 import generate as dashboards
 
 ROOT = Path(__file__).parents[2]
 GENERATORS = {
-    "deploy/prometheus/packaged_texts.py": packaged_texts,
+    "docs/generate_texts.py": texts,
     "grafana/generate.py": dashboards,
     "docs/generate.py": reference,
     "docs/generate_diagnosis.py": diagnosis,

@@ -7,15 +7,10 @@
     RANKS=2 python -m validation.gauntlet                    a job of two ranks
     python -m validation.gauntlet --nodes 2                  cases about ranks; the ranks are on several nodes
     python -m validation.gauntlet --table                    print the ledger; run nothing
-    python -m validation.gauntlet --record --only f03        record a run for the rules' tests; not in the ledger
 
 A seed draws the order of the cases, the rank or GPU, and when the fault begins. The ledger has a line of JSON for each
 run; an interrupted gauntlet adds the missing runs. Thresholds may be tuned with the seeds 1 to 5. Seeds from 101 on are
 for published figures: use each of them once.
-
-`--record` keeps the series of a run that the rules read, in tests/rules/recorded, if its notification was right;
-tests/rules/test_recorded.py replays them at production speed. Record again on a quiet machine when the rules read a new
-series. `f01_cpu_preprocessing` has no recording, because its loader workers compute too little on two cores.
 """
 
 from __future__ import annotations
@@ -36,7 +31,6 @@ from testing.job.launch import RANKS, JobError
 from testing.report import Ledger
 from validation.gauntlet.arena import LoneArena
 from validation.gauntlet.case import LOUD
-from validation.gauntlet.recorder import is_right, record
 from validation.gauntlet.report import ABOUT, body
 from validation.gauntlet.runner import Runner
 from validation.gauntlet.schedule import Run, schedule
@@ -56,7 +50,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=DEVICES, default=GLOO)
     nodes = [nodes for nodes in range(1, RANKS + 1) if RANKS % nodes == 0]
     parser.add_argument("--nodes", type=int, choices=nodes, default=1, help="nodes with an analyzer (%(default)s)")
-    parser.add_argument("--record", action="store_true", help="each case once, with its series for tests/rules")
     parser.add_argument("--table", action="store_true", help="print the ledger, run nothing")
     return parser.parse_args(arguments)
 
@@ -72,10 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"gauntlet: --only: no case starts with {' or '.join(options.only)}\n")
         return 2
     try:
-        if options.record:
-            first = [run for run in planned if run.kind != "pair" and run.seed == options.seeds[0]]
-            _record_all(first, options.device)
-            return 0
         if not options.table:
             _run_all([run for run in planned if not ledger.has(run.id)], ledger, options)
     except (JobError, RuntimeError, FileNotFoundError) as error:
@@ -107,16 +96,6 @@ def _run_all(runs: Sequence[Run], ledger: Ledger, options: argparse.Namespace) -
             ledger.add(line)
             page(ledger, options).write(options.save)
             say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}")
-
-
-def _record_all(runs: Sequence[Run], device: str) -> None:
-    with _arena(device) as arena:
-        runner = Runner(arena, longer=8.0)
-        for number, run in enumerate(runs, start=1):
-            line = runner.run(run)
-            if is_right(line):
-                record(arena.stack.prometheus, run, line).write()
-            say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}{'' if is_right(line) else '; NOT RECORDED'}")
 
 
 def page(ledger: Ledger, options: argparse.Namespace) -> report.Report:

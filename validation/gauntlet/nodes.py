@@ -1,13 +1,11 @@
-"""Distinguish a slow rank, a rotating straggler and a slow network on eight nodes of one rank each.
+"""Distinguish a slow rank and a slow network on eight nodes of one rank each.
 
     python -m validation.gauntlet.nodes --device asynchronous --rounds 1 --save
 
-The exporter of each node sees one rank, and cannot align its steps with others. In all three cases the other ranks wait
-equally long. The rules distinguish them by the reference step that every rank publishes, and the analyzer by the steps
-that it asks all exporters for. The job (torchrun, loader workers, collectives), eight exporters, Prometheus,
-Alertmanager and the receiver are real, with scrapes each second; the nodes are run directories and names. Seconds are
-from the onset to the receiver. The analyzer, as on one node, reports stragglers in turn only after ten minutes of a
-run: they are not in its rows.
+The exporter of each node sees one rank, and cannot align its steps with others. In both cases the other ranks wait
+equally long. The analyzer distinguishes them by the steps that it asks all exporters for. The job (torchrun, loader
+workers, collectives), eight exporters, Prometheus, Alertmanager and the receiver are real, with scrapes each second;
+the nodes are run directories and names. Seconds are from the onset to the receiver.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +33,6 @@ RUN = "train"
 STEP = {"forward": 60.0, "backward": 120.0}
 EXTRA = 90.0  # milliseconds, half of a step
 NOTIFIED_WITHIN, STARTS_WITHIN, QUIET_FOR, QUIET_WITHIN = 60.0, 180.0, 10.0, 90.0
-REFERENCE_INTERVAL = 2  # seconds: twice the scrape interval
 READY = f"count(rate(rankscope_rank_steps_total[4s]) > 1) == {NODES}"
 
 
@@ -51,7 +47,6 @@ class Fault(NamedTuple):
 
 FAULTS = {
     "slow rank": Fault({}, {"forward": STEP["forward"] + EXTRA}, "RankscopeRankLagging", "forward"),
-    "rotating straggler": Fault({"rotating": EXTRA}, {}, "RankscopeRotatingStraggler", "uneven_work"),
     "slow network": Fault({"transfer": EXTRA}, {}, "RankscopeTransferBound", "network"),
 }
 
@@ -65,26 +60,19 @@ class EightNodesJob(NodesJob):
         return {**super().environment(), "CUDA_VISIBLE_DEVICES": ""}
 
 
-RULES, ANALYZER = JUDGES = ("rules", "analyzer")
-NOT_YET: dict[str, tuple[str, ...]] = {ANALYZER: ("rotating straggler",)}
-"""Faults that are no finding in a run of a few minutes, as on one node: uneven work may be usual for it."""
-
-
 @contextmanager
-def arena(device: str, judge: str) -> Iterator[tuple[Stack, EightNodesJob]]:
+def arena(device: str) -> Iterator[tuple[Stack, EightNodesJob]]:
     """Yield the stack and the job, once all ranks train."""
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-nodes-") as name,
         tempfile.TemporaryDirectory(prefix="rankscope-nodes-", dir="/dev/shm") as memory,
     ):
         directory, run_dir = Path(name), Path(memory, "run")
-        flags = [f"--collector.alignment.reference-interval={REFERENCE_INTERVAL}"]
         exporters = []
         for rank in range(NODES):
             (run_dir / node(rank)).mkdir(parents=True)
-            exporters.append(servers.exporter(directory, "1", run_dir / node(rank), node(rank), flags))
-        if judge == ANALYZER:
-            exporters.append(servers.analyzer(directory, [exporter.address for exporter in exporters]))
+            exporters.append(servers.exporter(directory, "1", run_dir / node(rank), node(rank)))
+        exporters.append(servers.analyzer(directory, [exporter.address for exporter in exporters]))
         job = EightNodesJob(Path(memory, "job"), RUN, run_dir, device)
         with Stack(directory, exporters) as stack:
             job.start(**STEP)
@@ -96,7 +84,7 @@ def arena(device: str, judge: str) -> Iterator[tuple[Stack, EightNodesJob]]:
 
 
 def inject(stack: Stack, job: EightNodesJob, name: str, rank: int) -> dict[str, Any]:
-    """Inject a fault, heal it, and return its notifications and the clock that measured it."""
+    """Inject a fault, heal it, and return its notifications."""
     fault = FAULTS[name]
     first = len(stack.webhook.notifications)
     onset = job.change({**STEP, **fault.common}, {rank: fault.one} if fault.one else {})
@@ -108,7 +96,6 @@ def inject(stack: Stack, job: EightNodesJob, name: str, rank: int) -> dict[str, 
     received = [notification.received for notification in firing() if notification.name == fault.alert]
     time.sleep(5)
     found = [notification.labels for notification in firing()]
-    clock = stack.prometheus.query(f'group:rankscope_clock:info{{run="{RUN}"}}')
     rows = [labels for labels in found if labels["alertname"] == fault.alert]
     is_right = (
         bool(rows) and rows[0].get("cause") == fault.cause and len({labels["alertname"] for labels in found}) == 1
@@ -119,34 +106,32 @@ def inject(stack: Stack, job: EightNodesJob, name: str, rank: int) -> dict[str, 
     return {
         "fault": name,
         "rank": rank if fault.one else None,
-        "clock": clock[0]["metric"]["clock"] if clock else None,
         "seconds": round(received[0] - onset, 1) if received else None,
         "notified": found,
         "is_right": is_right,
     }
 
 
-def run(device: str, judge: str, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
+def run(device: str, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield the result of every fault in every round; the seed gives the order and the ranks."""
     chance = random.Random(seed)
-    with arena(device, judge) as (stack, job):
+    with arena(device) as (stack, job):
         for _ in range(rounds):
-            names = [name for name in FAULTS if name not in NOT_YET.get(judge, ())]
-            for name in chance.sample(names, len(names)):
+            for name in chance.sample(list(FAULTS), len(FAULTS)):
                 if not become_quiet(stack.prometheus, READY, QUIET_FOR, QUIET_WITHIN):
                     raise RuntimeError(f"not quiet: {stack.prometheus.query('ALERTS')}")
-                yield {"device": device, "judge": judge, **inject(stack, job, name, chance.randrange(1, NODES))}
+                yield {"device": device, **inject(stack, job, name, chance.randrange(1, NODES))}
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    return report.table(("judge", "device", "clock", "fault", "notified", "seconds", "right"), map(_row, results))
+    return report.table(("device", "fault", "notified", "seconds", "right"), map(_row, results))
 
 
 def _row(result: dict[str, Any]) -> tuple[object, ...]:
     what = result["fault"] + ("" if result["rank"] is None else f", rank {result['rank']}")
     alerts = "; ".join(map(_in_words, result["notified"])) or "nothing"
     is_right = report.yes_or_no(result["is_right"])
-    return result["judge"], result["device"], result["clock"], what, alerts, result["seconds"], is_right
+    return result["device"], what, alerts, result["seconds"], is_right
 
 
 def _in_words(labels: dict[str, str]) -> str:
@@ -158,13 +143,12 @@ def main() -> int:
     """Inject all faults and publish. Return 1 if a notification is not right."""
     parser = report.parser(__doc__, prog="nodes")
     parser.add_argument("--device", choices=DEVICES, nargs="+", default=list(DEVICES))
-    parser.add_argument("--judge", choices=JUDGES, nargs="+", default=list(JUDGES))
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of all three faults (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of both faults (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     results = []
-    for judge, device in product(options.judge, options.device):
-        for result in run(device, judge, options.rounds, options.seed):
+    for device in options.device:
+        for result in run(device, options.rounds, options.seed):
             results.append(result)
             print(json.dumps(result), flush=True)
     title, bound = "Eight nodes of one rank each", "that alert, its rank and cause, and no other"

@@ -1,6 +1,6 @@
 """Findings in words: one sentence that says what is wrong, where and how much, and what to do first.
 
-The texts are in causes.yml; exporter/generate.py writes them to words.json. Alerts have them from the metrics.
+The texts are in causes.yml; docs/generate_texts.py writes them to words.json. Alerts have them from the metrics.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_a_killed_rank_is_first_though_its_end_is_noticed_after_the_others(tmp_p
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [question],
     }
-    assert not promtool.complaint(test, promtool.PRODUCTION, tmp_path / "test.yml")
+    assert not promtool.complaint(test, tmp_path / "test.yml")
 
 
 def test_a_query_that_not_every_run_answers_may_return_nothing(answers: tuple[str, list[object]]) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
+from deploy.prometheus.shipped import RULES
 from testing.job.device import ASYNCHRONOUS, DEVICES, GLOO
 from validation.gauntlet.__main__ import main
 from validation.gauntlet.cases import all_cases
 from validation.gauntlet.schedule import PAIRS, draw, schedule
-
-RULES = Path(__file__).resolve().parents[3] / "deploy/prometheus/rules/15s.yml"
 
 
 def test_all_twenty_six_faults_and_the_decoys_are_there():

@@ -11,7 +11,7 @@ FIRST_CHECKPOINT_WITHIN = 30.0  # seconds
 
 def stop_saving(arena: Arena, _target: Target) -> None:
     # A new job that has saved nothing yet has another limit: ten minutes.
-    saved = "run:rankscope_since_checkpoint:seconds"
+    saved = "rankscope_rank_checkpoint_last_timestamp_seconds"
     wait_for(lambda: arena.stack.prometheus.query(saved), FIRST_CHECKPOINT_WITHIN)
     arena.change_ranks(common={"checkpoint_every": 0})
 

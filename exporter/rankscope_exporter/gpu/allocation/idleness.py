@@ -90,7 +90,7 @@ def _is_stuck(rank: RankSnapshot) -> bool:
 
 
 class UnusedMemory:
-    """Since when memory of one GPU is in use and no kernel has run, although no rank is alive on it.
+    """The time since which memory of one GPU is in use without a kernel, although no rank is alive on it.
 
     It is the later of the time at which the memory was allocated and the end of the last rank. A process that has run a
     kernel since then is a service or a notebook, which may keep its memory between requests.

@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-HERE = Path(__file__).resolve().parent
-CAUSES = HERE / "rankscope_exporter/diagnosis/causes.yml"
+ROOT = Path(__file__).resolve().parents[1]
+CAUSES = ROOT / "exporter/rankscope_exporter/diagnosis/causes.yml"
 WORDS = CAUSES.with_name("words.json")
-KNOWN = HERE.parent / "trainer_hooks/rankscope/cli/explaining/known.json"
-MADE_BY = "exporter/generate.py, from exporter/rankscope_exporter/diagnosis/causes.yml: edit it, then `make generate`"
+KNOWN = ROOT / "trainer_hooks/rankscope/cli/explaining/known.json"
+MADE_BY = "docs/generate_texts.py, from exporter/rankscope_exporter/diagnosis/causes.yml: edit it, then `make generate`"
 
 
 def generated() -> dict[Path, str]:
