@@ -16,7 +16,7 @@ from validation.month.steps import PHASES, WAIT, Array, P
 from rankscope.record.phases import PLANNED
 
 STEP_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-CAUSES = [number for number, name in P.items() if name not in ("collective_wait", "startup")]
+CAUSES = [number for name, number in P.items() if name not in ("collective_wait", "startup")]
 UNKNOWN = len(PHASES)
 Peers = Sequence[Sequence[int]]
 """Groups of ranks that are compared with each other."""
