@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ def panel_queries(
     for name, dashboard in DASHBOARDS.items():
         for panel in (panel for row in dashboard.rows for panel in row.panels):
             for query in panel.queries:
-                needs_cuda = any(metric in query.expr for metric in NEEDS_CUDA)
+                needs_cuda = set(re.findall(r"rankscope_\w+", query.expr)) <= NEEDS_CUDA.keys()
                 yield PanelQuery(name, panel.title, _substitute(query.expr, values), query.needs_fault, needs_cuda)
 
 
