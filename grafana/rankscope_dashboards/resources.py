@@ -63,7 +63,7 @@ CHECKPOINTS = Row(
         lines(
             "Time in checkpoints",
             "Share of each rank's time that its training thread spends in checkpoints. If only rank 0 is above zero, "
-            "the others wait for it: write checkpoints asynchronously, sharded, or less often.",
+            f"the others wait for it: write checkpoints asynchronously, sharded, or less often. {LARGEST}",
             "percentunit",
             Query(largest(by_rank(rate("rankscope_rank_phase_seconds_total", ',phase="checkpoint"'))), RANK),
             width=10,
@@ -117,15 +117,12 @@ PROCESSES = Row(
             "percentunit",
             rate("rankscope_rank_run_queue_seconds_total"),
         ),
-        lines(
+        line_by_rank(
             "Garbage collection",
             "Share of the time in which Python's garbage collector stopped the rank, all generations. Ranks that stop "
             "in different steps slow each other down: collect in the same step, or use gc.freeze().",
             "percentunit",
-            Query(
-                largest(f"sum by (rank) (max by (rank, generation) ({rate('rankscope_rank_gc_seconds_total')}))"), RANK
-            ),
-            width=8,
+            f"sum by (rank) (max by (rank, generation) ({rate('rankscope_rank_gc_seconds_total')}))",
         ),
         line_by_rank(
             "Resident memory",
