@@ -9,7 +9,7 @@ PYTESTS = $(BIN)/python -m pytest
 AT_ONCE = -n 3 --dist loadfile --no-loadscope-reorder
 # Only the files with such tests: each worker imports all files that are named, torch included.
 ALONE = -n 3 --dist loadgroup -m alone $$(grep -rl 'mark\.alone' tests --include='test_*.py')
-RULE_TESTS = tests/rules tests/grafana/test_run_states.py tests/validation/test_month.py tests/validation/test_serving_pods.py
+RULE_TESTS = tests/rules tests/validation/test_month.py tests/validation/test_serving_pods.py
 LINT = $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && git ls-files -z | xargs -0 $(BIN)/codespell && $(BIN)/mypy
 RELEASE := .release/bin
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_hooks/rankscope/_version.py)

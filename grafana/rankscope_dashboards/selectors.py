@@ -38,15 +38,15 @@ def live(vector: str) -> str:
     return f"({vector} and on ({EXPORTER}, run, owner, rank) {LIVE_RANKS})"
 
 
-def largest(vector: str, count: int = SHOWN_RANKS, select: str = "topk") -> str:
+def largest(vector: str, *, compared: str = "", select: str = "topk") -> str:
     """Return the query of `vector`, which has a series for each rank, for the ranks with the largest means.
 
-    The means are of the whole time range, so that each point of a graph has the same ranks. With `bottomk` to `select`
-    by, the ranks are those with the smallest means.
+    The means are of the whole time range, so that each point of a graph has the same ranks: of `vector`, or of
+    `compared` if `vector` is only about ranks that are alive. With `bottomk` to `select` them, they are the smallest.
     """
-    means = re.sub(r"\w+\{[^}]*\}(?!\[)", r"avg_over_time(\g<0>[$__range] @ end())", vector)
+    means = re.sub(r"\w+\{[^}]*\}(?!\[)", r"avg_over_time(\g<0>[$__range] @ end())", compared or vector)
     means = means.replace("[$__rate_interval]", "[$__range] @ end()")
-    return f"{vector} and on (rank) {select}({count}, {means})"
+    return f"{vector} and on (rank) {select}({SHOWN_RANKS}, {means})"
 
 
 def average(vector: str, label: str) -> str:
