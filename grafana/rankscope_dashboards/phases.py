@@ -17,30 +17,29 @@ CAUSES = PHASES | {cause: fields["color"] for cause, fields in _file["lost"].ite
 
 HOST, DEVICE = "rankscope_rank_phase_seconds_total", "rankscope_rank_device_seconds_total"
 PLANNED = "|".join(phases.PLANNED)
+UNPLANNED = f',phase!~"{PLANNED}"'
 
 
 def phase_ratios(ranks: str, more: str = "", *, window: str = "$__rate_interval", by: str = "rank") -> str:
     """Return the query of each rank's time by phase, as ratios of its time.
 
     It is the GPU's time where it is measured, otherwise the host's, like in the exporter's diagnosis. The GPU is
-    measured in some steps only, so its phases divide the time that the host has spent outside of planned phases.
-    `ranks` are matchers of ranks, and `more` of the host's phases.
+    measured in some steps only, so its phases divide the time that the host has spent outside of planned phases, and
+    planned phases are the host's. `ranks` are matchers of ranks, and `more` of the host's phases.
     """
 
     def rates(metric: str, matchers: str) -> str:
         return f"max by ({by}, phase) (rate({metric}{{{ranks}{matchers}}}[{window}]))"
 
-    unplanned, planned = f',phase!~"{PLANNED}"', f',phase=~"{PLANNED}"'
-    device = rates(DEVICE, unplanned)
-    scale = f"sum by ({by}) ({rates(HOST, unplanned)}) / (sum by ({by}) ({device}) > 0)"
-    measured = f"{device} * on ({by}) group_left () ({scale})"
-    return f"({measured} or on ({by}) {rates(HOST, more)} or {rates(HOST, planned + more)})"
+    device = rates(DEVICE, UNPLANNED)
+    scale = f"sum by ({by}) ({rates(HOST, UNPLANNED)}) / (sum by ({by}) ({device}) > 0)"
+    return f"({device} * on ({by}) group_left () ({scale}) or {rates(HOST, more)})"
 
 
 PHASE_RATIOS = phase_ratios(RANKS)
 
 _WAIT = ',phase="collective_wait"'
-_MEASURED = f"(sum by (rank) (max by (rank, phase) ({rate(DEVICE)})) > 0)"
+_MEASURED = f"(sum by (rank) (max by (rank, phase) ({rate(DEVICE, UNPLANNED)})) > 0)"
 DEVICE_WAITS = f"{by_rank(rate(DEVICE, _WAIT))} / {_MEASURED}"
 WAITS = f"({DEVICE_WAITS} or on (rank) {by_rank(rate(HOST, _WAIT))})"
 """The query of each rank's wait in collectives, as a ratio of its GPU's measured time or of the host's time."""

@@ -11,10 +11,10 @@ from grafana_foundation_sdk.models.common import BigValueTextMode
 from rankscope_dashboards.comparison import COMPARISON
 from rankscope_dashboards.dashboard import Dashboard, Row, label_values, other_run
 from rankscope_dashboards.panels import BAD, NORMAL, Query, bars, shares, value
-from rankscope_dashboards.phases import CAUSES, HOST, PHASE_RATIOS, PHASES, WAITS
+from rankscope_dashboards.phases import CAUSES, PHASE_RATIOS, PHASES, WAITS
 from rankscope_dashboards.ranks import NOW
 from rankscope_dashboards.resources import CHECKPOINTS, MEMORY, PROCESSES
-from rankscope_dashboards.selectors import LIVE_RANKS, RUN_ONLY, or_no_alerts, rate
+from rankscope_dashboards.selectors import LIVE_RANKS, RUN_ONLY, average, or_no_alerts
 from rankscope_dashboards.state import STATE
 from rankscope_dashboards.tables import Column, table_of
 from rankscope_dashboards.thresholds import LOSS_LIMIT
@@ -36,7 +36,6 @@ BARS = 16
 DEVICE_STEPS = f"rate(rankscope_rank_device_steps_total{{{RUN_ONLY}}}[$__rate_interval])"
 MEASURED = f'label_replace({DEVICE_STEPS} > 0, "clock", "device", "", "")'
 NOT_MEASURED = f'label_replace({LIVE_RANKS}, "clock", "host", "", "")'
-ALL_TIME = f"sum(max by (rank, phase) ({rate(HOST)}))"
 
 
 def lost(more: str = "") -> str:
@@ -137,7 +136,7 @@ TIME = Row(
             "The ranks' time by phase, averaged over the chosen ranks: GPU time if it is measured, otherwise time of "
             "the training threads (see `Clock` above). The phases add up to 100% while ranks are alive. Choose a rank "
             "above to see only its time.",
-            Query(f"sum by (phase) ({PHASE_RATIOS}) / scalar({ALL_TIME} > 0)", "{{phase}}"),
+            Query(average(PHASE_RATIOS, "phase"), "{{phase}}"),
             colors=PHASES,
             width=8,
         ),

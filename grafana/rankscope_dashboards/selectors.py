@@ -51,7 +51,8 @@ def largest(vector: str, *, compared: str = "", select: str = "topk") -> str:
 
 def average(vector: str, label: str) -> str:
     """Return the query of `vector` by `label`, averaged over all chosen ranks, also those without a value."""
-    return f"sum by ({label}) (max by (rank, {label}) ({vector})) / scalar(count(count by (rank) ({vector})))"
+    ranks = by_rank(rate("rankscope_rank_steps_total"))
+    return f"sum by ({label}) (max by (rank, {label}) ({vector})) / scalar(count({ranks}))"
 
 
 def total(vector: str) -> str:

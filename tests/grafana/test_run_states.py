@@ -21,7 +21,12 @@ SHOWN_FOR = 600  # seconds for which an exporter shows an ended rank
 CHECKPOINT = NOW - 300
 STRAGGLER = "Straggler"
 WAIT_RATIOS = (0.125, 0.25)  # of the two ranks, in collectives
-DEVICE_RATIOS = {"forward": 0.0625, "collective_wait": 0.1875}  # of each rank's time, in the measured steps
+DEVICE_RATIOS = {
+    "forward": 0.0625,
+    "collective_wait": 0.1875,
+    "other": 0.0,
+    "checkpoint": 0.5,
+}  # of each rank's time, in the measured steps
 
 Values = Mapping[int, float]
 """The values of a series by time."""
@@ -61,7 +66,12 @@ def life(
             f"rankscope_rank_checkpoint_last_timestamp_seconds{{{common}": always(CHECKPOINT + ahead, alive),
             f"rankscope_rank_checkpoints_total{{{common}": always(1, alive),
             f"rankscope_rank_steps_total{{{common}": moved,
-            **seconds("phase", common, alive, {"collective_wait": wait, "checkpoint": 0.5, "forward": 0.5 - wait}),
+            **seconds(
+                "phase",
+                common,
+                alive,
+                {"collective_wait": wait, "checkpoint": 0.5, "forward": 0.5 - wait, "other": 0.0},
+            ),
         }
         if reasons:
             found[f'rankscope_rank_exit_info{{{common},reason="{reasons[rank]}"'] = always(1, ended)
@@ -164,8 +174,18 @@ STATES = {
     "gone": ("not seen", 720 + INTERVAL),  # since the last scrape with the run
     "crashed-ahead": ("crashed", 300),
 }
-HOST_PHASES = {'{phase="collective_wait"}': 0.1875, '{phase="checkpoint"}': 0.5, '{phase="forward"}': 0.3125}
-DEVICE_PHASES = {'{phase="collective_wait"}': 0.375, '{phase="checkpoint"}': 0.5, '{phase="forward"}': 0.125}
+HOST_PHASES = {
+    '{phase="collective_wait"}': 0.1875,
+    '{phase="checkpoint"}': 0.5,
+    '{phase="forward"}': 0.3125,
+    '{phase="other"}': 0.0,
+}
+DEVICE_PHASES = {
+    '{phase="collective_wait"}': 0.375,
+    '{phase="checkpoint"}': 0.5,
+    '{phase="forward"}': 0.125,
+    '{phase="other"}': 0.0,
+}
 
 
 def notation(values: Values) -> str:
