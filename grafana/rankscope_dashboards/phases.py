@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from rankscope.record import phases
-from rankscope_dashboards.selectors import RANKS, by_rank, rate
+from rankscope_dashboards.selectors import LIVE_RANKS, RANKS, by_rank, live, rate
 
 CAUSES_FILE = Path(__file__).parents[2] / "deploy/prometheus/causes.yml"
 
@@ -36,10 +36,12 @@ def phase_ratios(ranks: str, more: str = "", *, window: str = "$__rate_interval"
     return f"({device} * on ({by}) group_left () ({scale}) or {rates(HOST, more)})"
 
 
-PHASE_RATIOS = phase_ratios(RANKS)
+# A rank's counter loses its last, open phase when the rank is killed. Prometheus takes that for a reset.
+PHASE_RATIOS = f"({phase_ratios(RANKS)} and on (rank) {LIVE_RANKS})"
+HOST_RATIOS = live(rate(HOST))
 
 _WAIT = ',phase="collective_wait"'
 _MEASURED = f"(sum by (rank) (max by (rank, phase) ({rate(DEVICE, UNPLANNED)})) > 0)"
 DEVICE_WAITS = f"{by_rank(rate(DEVICE, _WAIT))} / {_MEASURED}"
-WAITS = f"({DEVICE_WAITS} or on (rank) {by_rank(rate(HOST, _WAIT))})"
+WAITS = f"({DEVICE_WAITS} or on (rank) {by_rank(rate(HOST, _WAIT))} and on (rank) {LIVE_RANKS})"
 """The query of each rank's wait in collectives, as a ratio of its GPU's measured time or of the host's time."""

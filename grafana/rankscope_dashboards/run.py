@@ -14,7 +14,7 @@ from rankscope_dashboards.panels import BAD, NORMAL, Query, bars, shares, value
 from rankscope_dashboards.phases import CAUSES, PHASE_RATIOS, PHASES, WAITS
 from rankscope_dashboards.ranks import NOW
 from rankscope_dashboards.resources import CHECKPOINTS, MEMORY, PROCESSES
-from rankscope_dashboards.selectors import LIVE_RANKS, RUN_ONLY, average, or_no_alerts
+from rankscope_dashboards.selectors import LIVE_RANKS, RUN_ONLY, average, or_no_alerts, rate
 from rankscope_dashboards.state import STATE
 from rankscope_dashboards.tables import Column, table_of
 from rankscope_dashboards.thresholds import LOSS_LIMIT
@@ -30,7 +30,8 @@ LAGGING = f'({LATE} or on () label_replace({ROTATING}, "rank", "(rotating)", "",
 NAMED = f'label_join(label_replace({LAGGING}, "prefix", "rank", "", ""), "who", " ", "prefix", "rank", "cause")'
 WHO = f"max by (who) ({NAMED})"
 LARGEST_LAG = f"max(rankscope_rank_lag_ratio{{{RUN_ONLY}}})"
-NO_STRAGGLER = f'label_replace({LARGEST_LAG} < {LOSS_LIMIT}, "who", "no straggler", "", "")'
+MAKES_STEPS = f"max({rate('rankscope_rank_steps_total')}) > 0"
+NO_STRAGGLER = f'label_replace({LARGEST_LAG} < {LOSS_LIMIT} and on () {MAKES_STEPS}, "who", "no straggler", "", "")'
 BARS = 16
 """The most ranks in a bar chart."""
 DEVICE_STEPS = f"rate(rankscope_rank_device_steps_total{{{RUN_ONLY}}}[$__rate_interval])"

@@ -20,7 +20,7 @@ EXPORTER = "job, instance, cluster"
 LIVE_RANKS = f"rankscope_rank_up{{{RUN_ONLY}}} == 1"
 SHOWN_RANKS = 64
 """The most ranks in a graph, so that a run of 1,024 ranks can be drawn."""
-LARGEST = f"At most {SHOWN_RANKS} ranks, those with the largest means."
+LARGEST = f"At most {SHOWN_RANKS} ranks, those with the largest values."
 
 
 def rate(metric: str, more: str = "") -> str:
@@ -38,20 +38,20 @@ def live(vector: str) -> str:
     return f"({vector} and on ({EXPORTER}, run, owner, rank) {LIVE_RANKS})"
 
 
-def largest(vector: str, *, compared: str = "", select: str = "topk") -> str:
-    """Return the query of `vector`, which has a series for each rank, for the ranks with the largest means.
+def largest(vector: str, select: str = "topk") -> str:
+    """Return the query of `vector`, which has a series for each rank, for the ranks with the largest values.
 
-    The means are of the whole time range, so that each point of a graph has the same ranks: of `vector`, or of
-    `compared` if `vector` is only about ranks that are alive. With `bottomk` to `select` them, they are the smallest.
+    They are those with the largest mean rate, or maximum of a gauge, in the whole time range, so that each point of a
+    graph has the same ranks. With `bottomk` to `select` them, they are those with the smallest.
     """
-    means = re.sub(r"\w+\{[^}]*\}(?!\[)", r"avg_over_time(\g<0>[$__range] @ end())", compared or vector)
-    means = means.replace("[$__rate_interval]", "[$__range] @ end()")
-    return f"{vector} and on (rank) {select}({SHOWN_RANKS}, {means})"
+    whole = re.sub(r"\w+\{[^}]*\}(?!\[)", r"max_over_time(\g<0>[$__range] @ end())", vector)
+    whole = whole.replace("[$__rate_interval]", "[$__range] @ end()")
+    return f"{vector} and on (rank) {select}({SHOWN_RANKS}, {whole})"
 
 
 def average(vector: str, label: str) -> str:
-    """Return the query of `vector` by `label`, averaged over all chosen ranks, also those without a value."""
-    ranks = by_rank(rate("rankscope_rank_steps_total"))
+    """Return the query of `vector` by `label`, averaged over the chosen ranks that are alive."""
+    ranks = by_rank(f"rankscope_rank_up{{{RANKS}}} == 1")
     return f"sum by ({label}) (max by (rank, {label}) ({vector})) / scalar(count({ranks}))"
 
 

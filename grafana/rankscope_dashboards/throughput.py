@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import Query, lines, shares, value
-from rankscope_dashboards.phases import DEVICE, HOST, PHASES
+from rankscope_dashboards.phases import DEVICE, HOST_RATIOS, PHASES
 from rankscope_dashboards.selectors import (
     EXPORTER,
     LARGEST,
@@ -23,8 +23,8 @@ STEP_BUCKETS = f"sum by (le) ({rate('rankscope_rank_step_seconds_bucket')})"
 MEAN_STEP = f"sum({rate('rankscope_rank_step_seconds_sum')}) / (sum({rate('rankscope_rank_step_seconds_count')}) > 0)"
 DEVICE_SECONDS = rate(DEVICE)
 DRY_SECONDS = rate("rankscope_rank_device_dry_seconds_total")
-INFO = f"rankscope_rank_info{{{RANKS}}}"
 GPU_BUSY = f"max by ({EXPORTER}, uuid) (rate(rankscope_gpu_busy_seconds_total[$__rate_interval]))"
+BUSY_BY_RANK = by_rank(f"{GPU_BUSY} * on ({EXPORTER}, uuid) group_right () {live(f'rankscope_rank_info{{{RANKS}}}')}")
 NOT_MEASURED = "no GPU time was measured with CUDA events"
 NO_GPU = "no GPU of a live rank in this time range"
 
@@ -34,11 +34,6 @@ def share_of_measured_time(seconds: str) -> str:
     return (
         f"sum by (phase) (max by (rank, phase) ({seconds})) / scalar(sum(max by (rank, phase) ({DEVICE_SECONDS})) > 0)"
     )
-
-
-def gpu_busy(ranks: str) -> str:
-    """Return the query of the busy ratio of each rank's GPU; `ranks` are the ranks' info."""
-    return by_rank(f"{GPU_BUSY} * on ({EXPORTER}, uuid) group_right () {ranks}")
 
 
 def gpus(counter: str) -> str:
@@ -147,7 +142,7 @@ GPUS = Row(
             "Host time by phase",
             "The training threads' time by phase, averaged over the chosen ranks. With a GPU, the host launches work "
             "and waits for the GPU in `device_wait`. A host that never waits there while its GPU waits is too slow.",
-            Query(average(rate(HOST), "phase"), "{{phase}}"),
+            Query(average(HOST_RATIOS, "phase"), "{{phase}}"),
             colors=PHASES,
             width=8,
         ),
@@ -174,7 +169,7 @@ GPUS = Row(
             "Share of the time in which a kernel was running on the rank's GPU. A kernel that waits for other ranks "
             f"counts as busy. {LARGEST}",
             "percentunit",
-            Query(largest(gpu_busy(live(INFO)), compared=gpu_busy(INFO)), RANK),
+            Query(largest(BUSY_BY_RANK), RANK),
             max_val=1,
             width=8,
             empty=NO_GPU,

@@ -156,6 +156,7 @@ RUNS = {
     "healthy-ahead": life(ahead=AHEAD),
     "crashed-ahead": life(ends=NOW - 300, reasons=CRASH, ahead=AHEAD),
     "no-straggler": diagnosed(life()),
+    "no-step": diagnosed(life(moves_until=NOW - 1500)),
     "one-slow-rank": diagnosed(life(), "straggler", ',rank="1",cause="data_wait"', 0.3),
     "a-rotating-straggler": diagnosed(life(), "rotating_straggler", ',cause="gc"', 0.2),
     "measured": measured(life()),
@@ -170,6 +171,7 @@ STATES = {
     "hung-on-nodes": ("hung", 700),
     "hung-ahead": ("hung", 700),
     "pauses": ("no progress", 45),
+    "no-step": ("no progress", 1500),
     "writes-a-checkpoint": ("running", 45),
     "gone": ("not seen", 720 + INTERVAL),  # since the last scrape with the run
     "crashed-ahead": ("crashed", 300),
@@ -241,6 +243,7 @@ def test_the_state_shows_whether_a_run_is_alive_and_since_when(tmp_path: Path) -
 def test_the_dashboard_shows_the_exporters_diagnosis(tmp_path: Path) -> None:
     expected = {
         "healthy": {},
+        "no-step": {},
         "no-straggler": {'{who="no straggler"}': LAG},
         "one-slow-rank": {'{who="rank 1 data_wait"}': 0.3},
         "a-rotating-straggler": {'{who="rank (rotating) gc"}': 0.2},
