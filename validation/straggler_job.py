@@ -109,7 +109,7 @@ def after_startup(record: RankSnapshot) -> dict[str, float]:
 
 
 def judged_seconds(record: RankSnapshot) -> dict[str, float]:
-    """Return seconds by phase, measured on the device if there is one, as in `rank:rankscope_phase:ratio`.
+    """Return seconds by phase, measured on the device if there is one.
 
     In that case the planned phases have the host's seconds, and the device's shares divide the rest.
     """

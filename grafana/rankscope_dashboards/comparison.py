@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import Query, bars
-from rankscope_dashboards.phases import PHASES
+from rankscope_dashboards.phases import PHASES, phase_ratios
 from rankscope_dashboards.selectors import RUN_ONLY, for_both_runs
 from rankscope_dashboards.tables import Column, table_of
 
@@ -25,8 +25,7 @@ def increase(metric: str, more: str = "", by: str = "run, rank") -> str:
 
 PHASE_SECONDS = increase("rankscope_rank_phase_seconds_total", ',phase!="startup"', "run, rank, phase")
 ALL_SECONDS = f"(sum by (run) ({PHASE_SECONDS}) > 0)"
-# By the run's clock, as a sum of shares at each evaluation.
-PHASE_RATIOS = f'sum_over_time(rank:rankscope_phase:ratio{{{RUN_ONLY},phase!="startup"}}[$__range])'
+PHASE_RATIOS = phase_ratios(RUN_ONLY, ',phase!="startup"', window="$__range", by="run, rank")
 STEPS = increase("rankscope_rank_step_seconds_count")
 # The mean time of a rank, by which the work of all ranks together is divided.
 RUN_SECONDS = f"({ALL_SECONDS} / count by (run) (sum by (run, rank) ({PHASE_SECONDS})))"

@@ -8,9 +8,9 @@ from rankscope_dashboards.allocation import ALLOCATION, RANKS
 from rankscope_dashboards.dashboard import Dashboard, Row, label_values
 from rankscope_dashboards.hardware import ERRORS, NETWORK, POWER
 from rankscope_dashboards.panels import BAD, CAUTION, NORMAL, Query, lines, value
-from rankscope_dashboards.selectors import GPU, HERE, or_no_alerts
+from rankscope_dashboards.selectors import GPU, HERE, age, or_no_alerts
 from rankscope_dashboards.tables import Column, table_of
-from rankscope_dashboards.thresholds import THROTTLED_SHARE
+from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 # Some alerts about a GPU or a rank have the GPU's label, but not the exporter's.
 FIRING = (
@@ -19,6 +19,7 @@ FIRING = (
 )
 # A target that is down has only the series `up`, and other jobs may have the same instance.
 EXPORTERS = f"last_over_time(rankscope_exporter_build_info{{{HERE}}}[$__range])"
+IDLE = age(f"rankscope_gpu_last_busy_timestamp_seconds{{{HERE}}}")
 OWN_REASON = 'reason!="sync_boost"'  # sync_boost: another GPU is throttled
 GPU_LABELS = "gpu, uuid, name, pci_bus_id, driver_version, busy_source"
 UP = {1: ("up", NORMAL), 0: ("down", BAD)}
@@ -77,7 +78,7 @@ OVERVIEW = Row(
                 "[$__rate_interval])))",
                 GPU,
             ),
-            steps=((0, NORMAL), (THROTTLED_SHARE, CAUTION)),
+            steps=((0, NORMAL), (Thresholds().throttled, CAUTION)),
             text=BigValueTextMode.VALUE_AND_NAME,
             width=2,
         ),
@@ -101,7 +102,7 @@ OVERVIEW = Row(
             "Longest idle",
             "The longest time for which a GPU has run no kernel.",
             "s",
-            Query(f"max(gpu:rankscope_idle:seconds{{{HERE}}})"),
+            Query(f"max({IDLE})"),
             width=2,
         ),
         table_of(
@@ -131,8 +132,8 @@ GPUS = Row(
             [
                 Query(f"max by ({GPU_LABELS}) (rankscope_gpu_info{{{HERE}}})"),
                 Query(f"max by (gpu, uuid) (rankscope_gpu_up{{{HERE}}})"),
-                Query(f"max by (gpu, uuid) (gpu:rankscope_busy:ratio{{{HERE}}})"),
-                Query(f"max by (gpu, uuid) (gpu:rankscope_idle:seconds{{{HERE}}})"),
+                Query(f"max by (gpu, uuid) (rate(rankscope_gpu_busy_seconds_total{{{HERE}}}[$__rate_interval]))"),
+                Query(f"min by (gpu, uuid) ({IDLE})"),
                 Query(f"max by (gpu, uuid) (rankscope_gpu_memory_used_bytes{{{HERE}}})"),
                 Query(f"max by (gpu, uuid) (rankscope_gpu_memory_total_bytes{{{HERE}}})"),
                 Query(f"max by (gpu, uuid) (rankscope_gpu_processes{{{HERE}}})"),
@@ -164,7 +165,7 @@ GPUS = Row(
             "Idle for",
             "Time since a kernel last ran.",
             "s",
-            Query(f"gpu:rankscope_idle:seconds{{{HERE}}}", GPU),
+            Query(f"min by (gpu, uuid) ({IDLE})", GPU),
         ),
         lines(
             "Memory used",

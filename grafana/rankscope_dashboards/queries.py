@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -46,16 +47,17 @@ class PanelQuery(NamedTuple):
 
 
 def panel_queries(
-    *, run: str, owner: str, instance: str, interval: str = "1m", compare: str = NO_RUN
+    *, run: str, owner: str, instance: str, interval: str = "1m", time_range: str = "", compare: str = NO_RUN
 ) -> Iterator[PanelQuery]:
     """Yield every query of both dashboards: for all ranks of `run`, the run `compare`, and the exporter `instance`.
 
-    `interval` is Grafana's rate interval (at least four scrape intervals) and time range. Some queries are about live
-    ranks and one is about ended ranks, so use `query_range` over the whole life of a run that has ended.
+    `interval` is Grafana's rate interval (at least four scrape intervals), and the time range if no other is given.
+    Some queries are about live ranks and one is about ended ranks, so use `query_range` over the whole life of a run
+    that has ended, and give its length as the time range.
     """
     values = {
         "$__rate_interval": interval,
-        "$__range": interval,
+        "$__range": time_range or interval,
         "$instance": instance,
         "$rank": ".*",
         "$run": run,
@@ -65,7 +67,7 @@ def panel_queries(
     for name, dashboard in DASHBOARDS.items():
         for panel in (panel for row in dashboard.rows for panel in row.panels):
             for query in panel.queries:
-                needs_cuda = any(metric in query.expr for metric in NEEDS_CUDA)
+                needs_cuda = set(re.findall(r"rankscope_\w+", query.expr)) <= NEEDS_CUDA.keys()
                 yield PanelQuery(name, panel.title, _substitute(query.expr, values), query.needs_fault, needs_cuda)
 
 

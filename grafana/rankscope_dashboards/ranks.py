@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, NORMAL, Query
-from rankscope_dashboards.selectors import RANKS, age
+from rankscope_dashboards.selectors import RANKS, age, live
 from rankscope_dashboards.tables import Column, table_of
 
 ENDINGS = {"finished": ("finished", GOOD), "sigterm": ("SIGTERM", NEUTRAL), "interrupted": ("Ctrl-C", NEUTRAL)} | {
@@ -29,7 +29,7 @@ NOW = Row(
             [
                 Query(f"max by (rank) (rankscope_rank_up{{{RANKS}}})"),
                 Query(f"min by (rank, phase) ({PHASE_FOR})"),
-                Query(f"max by (rank) (rank:rankscope_stall:seconds{{{RANKS}}})"),
+                Query(f"min by (rank) ({live(age(f'rankscope_rank_last_progress_timestamp_seconds{{{RANKS}}}'))})"),
                 Query(f"max by (rank) (rankscope_rank_steps_total{{{RANKS}}})"),
                 Query(f"max by (rank) (rankscope_rank_probes_disabled{{{RANKS}}})"),
                 Query(f"max by (rank, op) (rankscope_rank_collective_open_info{{{RANKS}}})"),

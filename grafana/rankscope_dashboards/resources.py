@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import CAUTION, NEUTRAL, NO_DATA, Panel, Query, lines, value
-from rankscope_dashboards.selectors import RANK, RANKS, age, by_rank, rate
+from rankscope_dashboards.selectors import LARGEST, LIVE_RANKS, RANK, RANKS, age, by_rank, largest, rate
 from rankscope_dashboards.tables import Column, table_of
 
 
 def line_by_rank(title: str, description: str, unit: str, vector: str, empty: str = NO_DATA) -> Panel:
-    """Return a graph with a line for each rank, a third of the dashboard wide."""
-    return lines(title, description, unit, Query(by_rank(vector), RANK), width=8, empty=empty)
+    """Return a graph with a line for each rank, up to SHOWN_RANKS, a third of the dashboard wide."""
+    return lines(title, f"{description} {LARGEST}", unit, Query(largest(by_rank(vector)), RANK), width=8, empty=empty)
 
 
 def gauge(metric: str) -> str:
@@ -37,7 +37,7 @@ CHECKPOINTS = Row(
             "Since the last checkpoint",
             "Age of the newest checkpoint of the chosen ranks: the work that would be lost if the run failed now.",
             "s",
-            Query(f"min({SINCE_CHECKPOINT} and on (run, owner) run:rankscope_stall:seconds)"),
+            Query(f"min({SINCE_CHECKPOINT} and on (run, owner) {LIVE_RANKS})"),
             width=4,
         ),
         table_of(
@@ -63,9 +63,9 @@ CHECKPOINTS = Row(
         lines(
             "Time in checkpoints",
             "Share of each rank's time that its training thread spends in checkpoints. If only rank 0 is above zero, "
-            "the others wait for it: write checkpoints asynchronously, sharded, or less often.",
+            f"the others wait for it: write checkpoints asynchronously, sharded, or less often. {LARGEST}",
             "percentunit",
-            Query(by_rank(rate("rankscope_rank_phase_seconds_total", ',phase="checkpoint"')), RANK),
+            Query(largest(by_rank(rate("rankscope_rank_phase_seconds_total", ',phase="checkpoint"'))), RANK),
             width=10,
         ),
     ),
@@ -117,13 +117,12 @@ PROCESSES = Row(
             "percentunit",
             rate("rankscope_rank_run_queue_seconds_total"),
         ),
-        lines(
+        line_by_rank(
             "Garbage collection",
             "Share of the time in which Python's garbage collector stopped the rank, all generations. Ranks that stop "
             "in different steps slow each other down: collect in the same step, or use gc.freeze().",
             "percentunit",
-            Query(f"sum by (rank) (max by (rank, generation) ({rate('rankscope_rank_gc_seconds_total')}))", RANK),
-            width=8,
+            f"sum by (rank) (max by (rank, generation) ({rate('rankscope_rank_gc_seconds_total')}))",
         ),
         line_by_rank(
             "Resident memory",

@@ -1,7 +1,7 @@
 """The dashboard *Run*: what slows down a training run. Details are in collapsed rows.
 
-Results of the diagnosis (lag, cause, lost time, alerts) come from the exporter that diagnoses the run, or from the
-recording rules. No panel computes its own, so that dashboard and notification agree.
+Results of the diagnosis (lag, cause, lost time, alerts) come from the exporter or the analyzer that diagnoses the run.
+No panel computes its own, so that dashboard and notification agree.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from grafana_foundation_sdk.models.common import BigValueTextMode
 from rankscope_dashboards.comparison import COMPARISON
 from rankscope_dashboards.dashboard import Dashboard, Row, label_values, other_run
 from rankscope_dashboards.panels import BAD, NORMAL, Query, bars, shares, value
-from rankscope_dashboards.phases import CAUSES, PHASES
+from rankscope_dashboards.phases import CAUSES, PHASE_RATIOS, PHASES, WAITS
 from rankscope_dashboards.ranks import NOW
 from rankscope_dashboards.resources import CHECKPOINTS, MEMORY, PROCESSES
-from rankscope_dashboards.selectors import RANKS, RUN_ONLY, average, or_no_alerts, prefer_exporter
+from rankscope_dashboards.selectors import LIVE_RANKS, RUN_ONLY, average, or_no_alerts, rate
 from rankscope_dashboards.state import STATE
 from rankscope_dashboards.tables import Column, table_of
-from rankscope_dashboards.thresholds import LOSS_LIMIT
 from rankscope_dashboards.throughput import GPUS, SPEED, STEPS
 from rankscope_dashboards.waiting import COLLECTIVES, LAG
+from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
-FINDING = f"run:rankscope_finding:ratio{{{RUN_ONLY}"
+LATE = f'max by (rank, cause) (rankscope_finding_ratio{{{RUN_ONLY},kind="straggler"}})'
+ROTATING = f'max by (cause) (rankscope_finding_ratio{{{RUN_ONLY},kind="rotating_straggler"}})'
 NOT_USEFUL = ',cause!~"none|unknown"'
-IN_TURN = '"rank", "(rotating)", "", ""'
 # One or several ranks, or a rotating straggler.
-LAGGING = prefer_exporter(
-    f'{FINDING},kind="straggler"}} or on () label_replace({FINDING},kind="rotating_straggler"}}, {IN_TURN})',
-    f"rank:rankscope_culprit:ratio{{{RUN_ONLY}}} or on () label_replace("
-    f"run:rankscope_rotating:ratio{{{RUN_ONLY}}} * on (run, owner) group_left (cause) run:rankscope_rotating:cause,"
-    f" {IN_TURN})",
-)
+LAGGING = f'({LATE} or on () label_replace({ROTATING}, "rank", "(rotating)", "", ""))'
 NAMED = f'label_join(label_replace({LAGGING}, "prefix", "rank", "", ""), "who", " ", "prefix", "rank", "cause")'
 WHO = f"max by (who) ({NAMED})"
-LARGEST_LAG = prefer_exporter(f"rankscope_rank_lag_ratio{{{RUN_ONLY}}}", f"run:rankscope_lag:max{{{RUN_ONLY}}}")
-NO_STRAGGLER = f'label_replace(max({LARGEST_LAG}) < {LOSS_LIMIT}, "who", "no straggler", "", "")'
-PHASE_RATIO = f"rank:rankscope_phase:ratio{{{RANKS}}}"
+LARGEST_LAG = f"max(rankscope_rank_lag_ratio{{{RUN_ONLY}}})"
+MAKES_STEPS = f"max({rate('rankscope_rank_steps_total')}) > 0"
+NO_STRAGGLER = (
+    f'label_replace({LARGEST_LAG} < {Thresholds().loss} and on () {MAKES_STEPS}, "who", "no straggler", "", "")'
+)
+BARS = 16
+"""The most ranks in a bar chart."""
+DEVICE_STEPS = f"rate(rankscope_rank_device_steps_total{{{RUN_ONLY}}}[$__rate_interval])"
+MEASURED = f'label_replace({DEVICE_STEPS} > 0, "clock", "device", "", "")'
+NOT_MEASURED = f'label_replace({LIVE_RANKS}, "clock", "host", "", "")'
 
 
 def lost(more: str = "") -> str:
     """Return the query of the run's GPU time by cause, as ratios; `more` are further matchers."""
-    selected = f"{RUN_ONLY}{more}"
-    by_exporter = f"max by (run, owner, cause) (rankscope_run_lost_ratio{{{selected}}})"
-    return prefer_exporter(by_exporter, f"run:rankscope_lost:ratio{{{selected}}}")
+    return f"max by (cause) (rankscope_run_lost_ratio{{{RUN_ONLY}{more}}})"
 
 
 VARIABLES = (
@@ -90,7 +90,7 @@ OVERVIEW = Row(
         table_of(
             "Alerts",
             "Alerts that fire for this run.",
-            [Query(or_no_alerts(FIRING, f"run:rankscope_stall:seconds{{{RUN_ONLY}}}"))],
+            [Query(or_no_alerts(FIRING, LIVE_RANKS))],
             [
                 Column("alertname", "Alert"),
                 Column("severity", "Severity"),
@@ -121,10 +121,10 @@ OVERVIEW = Row(
         ),
         value(
             "Clock",
-            "The clock that lag and lost time are measured by: `device` if the GPU of every live rank of a group is "
-            "measured, because the host then runs ahead of it; otherwise `host`. Both if groups differ.",
+            "The clock that the ranks' time is measured by: `device` if their GPUs are measured, because the host then "
+            "runs ahead of them; otherwise `host`. Both if ranks differ.",
             "none",
-            Query(f"group by (clock) (group:rankscope_clock:info{{{RUN_ONLY}}})", "{{clock}}"),
+            Query(f"group by (clock) ({MEASURED} or on (run, owner, rank) {NOT_MEASURED})", "{{clock}}"),
             text=BigValueTextMode.NAME,
             width=2,
         ),
@@ -139,15 +139,15 @@ TIME = Row(
             "The ranks' time by phase, averaged over the chosen ranks: GPU time if it is measured, otherwise time of "
             "the training threads (see `Clock` above). The phases add up to 100% while ranks are alive. Choose a rank "
             "above to see only its time.",
-            Query(average(PHASE_RATIO, "phase"), "{{phase}}"),
+            Query(average(PHASE_RATIOS, "phase"), "{{phase}}"),
             colors=PHASES,
             width=8,
         ),
         bars(
             "Time by phase and rank",
             "Each rank's time at the end of the time range, by the same clock. A straggler has little red, and much of "
-            "another color.",
-            Query(f"max by (rank, phase) ({PHASE_RATIO})"),
+            f"another color. At most {BARS} ranks, those that wait least.",
+            Query(f"{PHASE_RATIOS} > 0 and on (rank) bottomk({BARS}, {WAITS})"),
             bar="rank",
             part="phase",
             colors=PHASES,

@@ -1,11 +1,12 @@
 """Label selectors and aggregations of the dashboards' queries.
 
-Raw metrics are aggregated with `max by`. A sum would count a rank twice if two exporters read the same record, or one
-reads the record of its predecessor.
+Metrics are aggregated with `max by`. A sum would count a rank twice if two exporters read the same record, or one reads
+the record of its predecessor. It also removes the labels that a scraper adds.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 HERE = 'instance="$instance"'
@@ -14,6 +15,12 @@ RUN_ONLY = 'run="$run",owner="$owner"'
 RANKS = f'{RUN_ONLY},rank=~"$rank"'
 RANK = "rank {{rank}}"
 COMPARED = 'run="$compare"'
+EXPORTER = "job, instance, cluster"
+"""The labels of the series of one scrape."""
+LIVE_RANKS = f"rankscope_rank_up{{{RUN_ONLY}}} == 1"
+SHOWN_RANKS = 64
+"""The most ranks in a graph, so that a run of 1,024 ranks can be drawn."""
+LARGEST = f"At most {SHOWN_RANKS} ranks, those with the largest values."
 
 
 def rate(metric: str, more: str = "") -> str:
@@ -26,14 +33,26 @@ def by_rank(vector: str) -> str:
     return f"max by (rank) ({vector})"
 
 
-def prefer_exporter(by_exporter: str, by_rules: str) -> str:
-    """Return the query of the exporter's result, or of the recording rules' if no exporter diagnoses the run."""
-    return f"({by_exporter} or ({by_rules}) unless on (run, owner) run:rankscope_judged:info{{{RUN_ONLY}}})"
+def live(vector: str) -> str:
+    """Return the query of the series of ranks that are alive."""
+    return f"({vector} and on ({EXPORTER}, run, owner, rank) {LIVE_RANKS})"
+
+
+def largest(vector: str, select: str = "topk") -> str:
+    """Return the query of `vector`, which has a series for each rank, for the ranks with the largest values.
+
+    They are those with the largest mean rate, or maximum of a gauge, in the whole time range, so that each point of a
+    graph has the same ranks. With `bottomk` to `select` them, they are those with the smallest.
+    """
+    whole = re.sub(r"\w+\{[^}]*\}(?!\[)", r"max_over_time(\g<0>[$__range] @ end())", vector)
+    whole = whole.replace("[$__rate_interval]", "[$__range] @ end()")
+    return f"{vector} and on (rank) {select}({SHOWN_RANKS}, {whole})"
 
 
 def average(vector: str, label: str) -> str:
-    """Return the query of `vector` by `label`, averaged over all chosen ranks, also those without a value."""
-    return f"sum by ({label}) (max by (rank, {label}) ({vector})) / scalar(count(count by (rank) ({vector})))"
+    """Return the query of `vector` by `label`, averaged over the chosen ranks that are alive."""
+    ranks = by_rank(f"rankscope_rank_up{{{RANKS}}} == 1")
+    return f"sum by ({label}) (max by (rank, {label}) ({vector})) / scalar(count({ranks}))"
 
 
 def total(vector: str) -> str:
@@ -42,9 +61,12 @@ def total(vector: str) -> str:
 
 
 def age(times: str) -> str:
-    """Return the query of the seconds since an exporter's `times`, corrected to Prometheus' clock."""
-    since = f"time() - {times}"
-    return f"({since} + on (job, instance, cluster) group_left () exporter:rankscope_clock_ahead:seconds or {since})"
+    """Return the query of the seconds since `times`, by the clock of the exporter that shows them.
+
+    Prometheus' clock is used for an analyzer, which shows no clock, and for an exporter that does not answer.
+    """
+    clock = f"max by ({EXPORTER}) (rankscope_exporter_time_seconds)"
+    return f"({clock} - on ({EXPORTER}) group_right () {times} or time() - {times})"
 
 
 def first_of(label: str, vectors: Mapping[str, str]) -> str:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import Query, lines, shares, value
-from rankscope_dashboards.phases import PHASES
-from rankscope_dashboards.selectors import RANK, RANKS, RUN_ONLY, average, by_rank, rate, total
+from rankscope_dashboards.phases import DEVICE, HOST_RATIOS, PHASES
+from rankscope_dashboards.selectors import (
+    EXPORTER,
+    LARGEST,
+    RANK,
+    RANKS,
+    RUN_ONLY,
+    average,
+    by_rank,
+    largest,
+    live,
+    rate,
+    total,
+)
 
 STEP_BUCKETS = f"sum by (le) ({rate('rankscope_rank_step_seconds_bucket')})"
 MEAN_STEP = f"sum({rate('rankscope_rank_step_seconds_sum')}) / (sum({rate('rankscope_rank_step_seconds_count')}) > 0)"
-DEVICE_SECONDS = rate("rankscope_rank_device_seconds_total")
+DEVICE_SECONDS = rate(DEVICE)
 DRY_SECONDS = rate("rankscope_rank_device_dry_seconds_total")
+GPU_BUSY = f"max by ({EXPORTER}, uuid) (rate(rankscope_gpu_busy_seconds_total[$__rate_interval]))"
+BUSY_BY_RANK = by_rank(f"{GPU_BUSY} * on ({EXPORTER}, uuid) group_right () {live(f'rankscope_rank_info{{{RANKS}}}')}")
 NOT_MEASURED = "no GPU time was measured with CUDA events"
 NO_GPU = "no GPU of a live rank in this time range"
 
@@ -24,8 +38,8 @@ def share_of_measured_time(seconds: str) -> str:
 
 def gpus(counter: str) -> str:
     """Return the query of the mean rate of a counter over the GPUs of the run's live ranks."""
-    live = f"rank:rankscope_rank_info:live{{{RUN_ONLY}}}"
-    return f"avg(rate({counter}[$__rate_interval]) and on (job, instance, uuid) {live})"
+    ranks = live(f"rankscope_rank_info{{{RUN_ONLY}}}")
+    return f"avg(rate({counter}[$__rate_interval]) and on ({EXPORTER}, uuid) {ranks})"
 
 
 SPEED = Row(
@@ -90,18 +104,20 @@ STEPS = Row(
         ),
         lines(
             "Steps per second by rank",
-            "Steps that each rank completes. Ranks that synchronize have the same rate.",
+            f"Steps that each rank completes. Ranks that synchronize have the same rate. {LARGEST}",
             "suffix: /s",
-            Query(by_rank(rate("rankscope_rank_steps_total")), RANK),
+            Query(largest(by_rank(rate("rankscope_rank_steps_total"))), RANK),
             width=8,
         ),
         lines(
             "Backward passes per step",
-            "Micro-steps per optimizer step. Above one with gradient accumulation.",
+            f"Micro-steps per optimizer step. Above one with gradient accumulation. {LARGEST}",
             "none",
             Query(
-                f"{by_rank(rate('rankscope_rank_micro_steps_total'))}"
-                f" / ({by_rank(rate('rankscope_rank_steps_total'))} > 0)",
+                largest(
+                    f"{by_rank(rate('rankscope_rank_micro_steps_total'))}"
+                    f" / ({by_rank(rate('rankscope_rank_steps_total'))} > 0)"
+                ),
                 RANK,
             ),
             width=8,
@@ -126,7 +142,7 @@ GPUS = Row(
             "Host time by phase",
             "The training threads' time by phase, averaged over the chosen ranks. With a GPU, the host launches work "
             "and waits for the GPU in `device_wait`. A host that never waits there while its GPU waits is too slow.",
-            Query(average(f"rank:rankscope_host_phase:ratio{{{RANKS}}}", "phase"), "{{phase}}"),
+            Query(average(HOST_RATIOS, "phase"), "{{phase}}"),
             colors=PHASES,
             width=8,
         ),
@@ -142,22 +158,18 @@ GPUS = Row(
         lines(
             "Host waits for the GPU",
             "How often each rank's host waits for its GPU: synchronizations, and reads of values (`.item()`). If it "
-            "waits in every step, it cannot run ahead of the GPU.",
+            f"waits in every step, it cannot run ahead of the GPU. {LARGEST}",
             "suffix: /s",
-            Query(by_rank(rate("rankscope_rank_device_waits_total")), RANK),
+            Query(largest(by_rank(rate("rankscope_rank_device_waits_total"))), RANK),
             width=8,
             empty="no rank with a CUDA device",
         ),
         lines(
             "GPU busy by rank",
             "Share of the time in which a kernel was running on the rank's GPU. A kernel that waits for other ranks "
-            "counts as busy.",
+            f"counts as busy. {LARGEST}",
             "percentunit",
-            Query(
-                "max by (rank) (gpu:rankscope_busy:ratio"
-                f" * on (job, instance, uuid) group_right () rank:rankscope_rank_info:live{{{RANKS}}})",
-                RANK,
-            ),
+            Query(largest(BUSY_BY_RANK), RANK),
             max_val=1,
             width=8,
             empty=NO_GPU,

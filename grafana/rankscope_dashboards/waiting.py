@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import Query, lines
-from rankscope_dashboards.phases import PHASES
-from rankscope_dashboards.selectors import RANK, RANKS, average, by_rank, prefer_exporter, rate
-from rankscope_dashboards.thresholds import LOSS_LIMIT
+from rankscope_dashboards.phases import DEVICE_WAITS, PHASES, WAITS
+from rankscope_dashboards.selectors import LARGEST, RANK, RANKS, RUN_ONLY, SHOWN_RANKS, average, by_rank, largest, rate
+from rankscope_dashboards.tables import Column, table_of
+from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 # Each rank's time in aligned steps.
 ALIGNED = f"({by_rank(rate('rankscope_rank_aligned_step_seconds_total'))} > 0)"
@@ -22,8 +23,6 @@ NOT_COMPARED = "no steps of several ranks of a group"
 NOT_ALIGNED = "no aligned steps: they need several ranks of a group on one node"
 NO_COLLECTIVES = "no collectives"
 NO_DURATION = "no known durations: with CUDA and NCCL, training threads do not wait for the end of collectives"
-BY_DEVICE = rate("rankscope_rank_device_seconds_total")
-WAITED_BY_DEVICE = rate("rankscope_rank_device_seconds_total", ',phase="collective_wait"')
 
 LAG = Row(
     "Which rank slows down the others?",
@@ -32,37 +31,43 @@ LAG = Row(
             "Lag by rank",
             "How much less a rank waits than the others of its group, as a share of the step. In synchronous training "
             "all ranks have the same step time; the others wait for the rank that waits least. A rank that stays "
-            "above the dashed line causes an alert: larger lags alert sooner.",
+            f"above the dashed line causes an alert: larger lags alert sooner. {LARGEST}",
             "percentunit",
-            Query(
-                prefer_exporter(
-                    f"max by (run, owner, rank) (rankscope_rank_lag_ratio{{{RANKS}}})",
-                    f"rank:rankscope_lag:ratio{{{RANKS}}}",
-                ),
-                RANK,
-            ),
+            Query(largest(by_rank(f"rankscope_rank_lag_ratio{{{RANKS}}}")), RANK),
             min_val=None,
-            limit=LOSS_LIMIT,
+            limit=Thresholds().loss,
             width=8,
             empty=NOT_COMPARED,
         ),
         lines(
             "Wait by rank",
             "Share of its time that each rank waits in collectives. The lowest line is the straggler's; its wait is "
-            "the transfer itself.",
+            f"the transfer itself. At most {SHOWN_RANKS} ranks, those that wait least.",
             "percentunit",
-            Query(f"rank:rankscope_wait:ratio{{{RANKS}}}", RANK),
+            Query(largest(WAITS, select="bottomk"), RANK),
             width=8,
             empty="no steps",
         ),
-        lines(
-            "Excess by phase",
-            "How much more of its time a lagging rank spends in a phase than the others of its group. The largest "
-            "excess of a rank is the cause of its lag. Only the largest values are shown.",
-            "percentunit",
-            Query(f"topk(8, rank:rankscope_phase_excess:ratio{{{RANKS}}})", f"{RANK} {{{{phase}}}}", needs_fault=True),
+        table_of(
+            "Evidence",
+            "The numbers that the diagnosis has for each open finding, in base units. For a straggler, `excess` is how "
+            "much longer it is in the phase of the cause than the others, as a ratio of the step.",
+            [
+                Query(
+                    f"max by (kind, cause, rank, place, name) (rankscope_finding_evidence{{{RUN_ONLY}}})",
+                    needs_fault=True,
+                )
+            ],
+            [
+                Column("kind", "Finding"),
+                Column("cause", "Cause"),
+                Column("rank", "Rank"),
+                Column("place", "Place"),
+                Column("name", "Evidence"),
+                Column("A", "Value"),
+            ],
             width=8,
-            empty="no rank lagged in this time range",
+            empty="no open finding",
         ),
         lines(
             "Aligned steps: straggler or network?",
@@ -79,9 +84,9 @@ LAG = Row(
         lines(
             "Aligned steps: last rank",
             "How long the others waited for each rank in the steps in which it was last, as a share of the step. One "
-            "high line is a straggler; many similar lines are a rotating straggler.",
+            f"high line is a straggler; many similar lines are a rotating straggler. {LARGEST}",
             "percentunit",
-            Query(f"sum by (rank) ({BLAME_RATIO})", RANK),
+            Query(largest(f"sum by (rank) ({BLAME_RATIO})"), RANK),
             width=8,
             empty=NOT_ALIGNED,
         ),
@@ -108,10 +113,7 @@ COLLECTIVES = Row(
             "training threads: `GPUs, all`, a share of the measured GPU time.",
             "percentunit",
             Query(average(rate("rankscope_rank_collective_seconds_total"), "op"), "{{op}}"),
-            Query(
-                f"avg({by_rank(WAITED_BY_DEVICE)} / (sum by (rank) (max by (rank, phase) ({BY_DEVICE})) > 0))",
-                "GPUs, all",
-            ),
+            Query(f"avg({DEVICE_WAITS})", "GPUs, all"),
             width=8,
             empty=NO_COLLECTIVES,
         ),

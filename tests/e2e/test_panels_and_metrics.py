@@ -99,7 +99,8 @@ def series_of(faulty_run: FaultyRun, expression: str) -> list[dict[str, Any]]:
 
 def queries(faulty_run: FaultyRun) -> list[PanelQuery]:
     instance = faulty_run.stack.exporters[0].address
-    return list(panel_queries(run=RUN, owner=str(os.getuid()), compare=OTHER_RUN, instance=instance, interval="4s"))
+    values = {"run": RUN, "owner": str(os.getuid()), "compare": OTHER_RUN, "instance": instance}
+    return list(panel_queries(**values, interval="4s", time_range=f"{time.time() - faulty_run.began:.0f}s"))
 
 
 def test_every_panel_of_both_dashboards_has_data(faulty_run: FaultyRun) -> None:

@@ -6,19 +6,19 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import promql_parser
 import pytest
-import yaml
 
 from rankscope.record import phases
 from rankscope_dashboards.panels import CAUTION, NEUTRAL
 from rankscope_dashboards.phases import CAUSES, PHASES
 from rankscope_dashboards.queries import DASHBOARDS, NEEDS_CUDA, PanelQuery, panel_queries
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.ranks import judged_runs
 
 ROOT = Path(__file__).parents[2]
 RATE_INTERVAL = "61s"  # unlike any duration in the dashboards' source
@@ -78,17 +78,6 @@ def documented_labels() -> dict[str, set[str]]:
     return labels
 
 
-@cache
-def recorded() -> set[str]:
-    """Return the names of the recording rules."""
-    return {rule["record"] for group in production_groups() for rule in group["rules"] if "record" in rule}
-
-
-def production_groups() -> list[dict[str, Any]]:
-    files = [ROOT / "deploy/prometheus/rules/15s.yml"]
-    return [group for path in files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
-
-
 @each_query
 def test_every_expression_is_valid(query: PanelQuery) -> None:
     assert "$" not in query.expr, "a variable was not replaced"
@@ -114,11 +103,11 @@ def test_no_query_depends_on_the_name_of_the_prometheus_job(query: PanelQuery) -
 
 
 @each_query
-def test_every_age_is_by_prometheus_clock(query: PanelQuery) -> None:
+def test_every_age_is_by_the_exporters_clock(query: PanelQuery) -> None:
     """Check ages that are computed from exporters' timestamps: their clocks may be wrong."""
     names = [selector.name for selector in selectors(query.expr)]
     if "time() -" in query.expr and any(name.endswith("_timestamp_seconds") for name in names):
-        assert "exporter:rankscope_clock_ahead:seconds" in names
+        assert "rankscope_exporter_time_seconds" in names
 
 
 @each_query
@@ -132,11 +121,25 @@ def test_every_rate_uses_grafanas_rate_interval(query: PanelQuery) -> None:
 def test_every_query_uses_existing_metrics_and_labels(query: PanelQuery) -> None:
     documented = documented_labels()
     for selector in selectors(query.expr):
-        if ":" in selector.name:
-            assert selector.name in recorded()
-        elif selector.name not in BUILT_IN_SERIES:
+        if selector.name not in BUILT_IN_SERIES:
             labels = {matcher.name for matcher in selector.matchers.matchers}
             assert labels <= documented[selector.name] | {"job", "instance"}
+
+
+@each_dashboard
+def test_no_panel_variable_or_annotation_reads_a_recorded_series(model: dict[str, Any]) -> None:
+    found = [*texts(model, "expr"), *texts(model, "query"), *texts(model, "definition")]
+    assert len(found) > 50
+    assert [text for text in found if re.search(r"\b[a-zA-Z_]\w*:\w", text)] == []
+
+
+def texts(model: Any, key: str) -> Iterator[str]:
+    """Yield all texts with this key, at any depth."""
+    children = model.items() if isinstance(model, dict) else enumerate(model) if isinstance(model, list) else ()
+    for name, child in children:
+        if name == key and isinstance(child, str):
+            yield child
+        yield from texts(child, key)
 
 
 def test_every_metric_that_needs_cuda_has_a_panel() -> None:
@@ -145,14 +148,18 @@ def test_every_metric_that_needs_cuda_has_a_panel() -> None:
 
 
 def test_every_phase_and_every_cause_has_a_color() -> None:
-    causes = {
-        rule["labels"]["cause"]
-        for group in production_groups()
-        for rule in group["rules"]
-        if rule.get("record") == "run:rankscope_lost:ratio" and "cause" in rule.get("labels", {})
-    }
     assert tuple(PHASES) == phases.NAMES
-    assert {"launch", "device_read", *causes, *phases.NAMES} <= CAUSES.keys()
+    assert {*judged_runs.CAUSES, *judged_runs.NOT_LOST, *phases.NAMES} <= CAUSES.keys()
+
+
+def test_every_graph_by_rank_of_a_run_is_limited() -> None:
+    """Check that a run of 1,024 ranks can be drawn."""
+    panels = [panel for name, panel in PANELS if name == "run" and panel["type"] in {"timeseries", "barchart"}]
+    by_rank = [panel for panel in panels if "rank {{rank}}" in json.dumps(panel) or "by rank" in panel["title"]]
+    assert len(by_rank) > 20
+    for panel in by_rank:
+        assert all(re.search(r"(topk|bottomk)\(", target["expr"]) for target in panel["targets"]), panel["title"]
+        assert "At most" in panel["description"], panel["title"]
 
 
 @each_panel
@@ -194,8 +201,7 @@ def test_a_throttled_gpu_and_an_xid_error_are_colored() -> None:
         for name, panel in TILES
         if name == "node"
     }
-    limit = yaml.safe_load((ROOT / "deploy/prometheus/thresholds.yml").read_text())["throttled_share"]["value"]
-    assert steps["Throttled"][-1] == {"value": limit, "color": CAUTION}
+    assert steps["Throttled"][-1] == {"value": Thresholds().throttled, "color": CAUTION}
     assert steps["XID errors"][-1] == {"value": 1, "color": CAUTION}
 
 

@@ -140,7 +140,9 @@ def test_each_run_depends_only_on_its_number_and_has_its_own_line_in_the_ledger(
         assert str(scene) == str(scenes.faulty(fault, dose, 1)) != str(scenes.faulty(fault, dose, 2))
         assert scene.truth.kinds
         assert scene.truth.begins < scene.truth.ends < scene.plan.seconds
-        assert set(scene.truth.ranks) < set(range(scene.plan.ranks))
+        for number in range(12):
+            drawn = scenes.faulty(fault, dose, number)
+            assert set(drawn.truth.ranks) < set(range(drawn.plan.ranks))
     each = [*tasks(range(5), range(2), is_whole=False), *tasks(range(5), range(2), is_whole=True)]
     assert len({task.id for task in each}) == len(each)
 

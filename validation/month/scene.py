@@ -275,7 +275,7 @@ def _one(ranks: int, draw: Draw) -> tuple[int, ...]:
 
 def _some(ranks: int, draw: Draw, least: float, most: float) -> tuple[int, ...]:
     """Return a number of ranks between these ratios of all, consecutive or not."""
-    count = int(draw.integers(round(least * ranks), round(most * ranks) + 1))
+    count = int(draw.integers(round(least * ranks), min(round(most * ranks), ranks - 1) + 1))
     first = int(draw.integers(ranks - count + 1))
     chosen = range(first, first + count) if draw.random() < 0.5 else draw.permutation(ranks)[:count].tolist()
     return tuple(sorted(chosen))
