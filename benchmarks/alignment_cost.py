@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, float], float]:
         for rank, (_, orders) in enumerate(pipes):
             context.Process(target=live, args=(Path(name), rank, options, orders), daemon=True).start()
         run_directory = RunDirectory([Path(name)])
-        aligned_steps, processes = AlignedSteps(30.0), RankProcesses()
+        aligned_steps, processes = AlignedSteps(), RankProcesses()
         actions: dict[str, Callable[[], object]] = {
             "scan": run_directory.scan,
             "scan and alignment": lambda: aligned_steps.poll(run_directory.scan(with_steps=True)),

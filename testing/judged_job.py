@@ -43,7 +43,7 @@ class JudgedJob:
 
     def start_exporter(self) -> None:
         """Start with new collectors, as after a restart of the exporter."""
-        self._alignment, self._processes = AlignedSteps(30.0), RankProcesses()
+        self._alignment, self._processes = AlignedSteps(), RankProcesses()
         network = Network(Path("/nonexistent"))
         self.diagnosis = DiagnosisService(self._alignment, self._processes, network, self._gpus, self._settings)
         self.findings = Findings(self.diagnosis)

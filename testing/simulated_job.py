@@ -111,9 +111,9 @@ def scan(directory: RunDirectory, *, alive: bool = True) -> Scan:
 class Aligning:
     """The alignment of the ranks of a run directory."""
 
-    def __init__(self, run_dir: Path, reference_interval: float = 30.0) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self._run_directory = RunDirectory([run_dir])
-        self._alignment = StepAlignment(reference_interval)
+        self._alignment = StepAlignment()
         self._latest: list[Alignment] = []
 
     def poll(self, *, alive: bool = True) -> Aligning:
@@ -124,11 +124,6 @@ class Aligning:
     def alignments(self) -> list[Alignment]:
         """Return the alignments with any aligned step."""
         return [alignment for alignment in self._latest if alignment.steps]
-
-    def references(self) -> dict[str, tuple[str, int]]:
-        """Return clock and number of the reference step by rank."""
-        shown = {alignment.key[1]: alignment.reference for alignment in self._latest}
-        return {rank: (found.clock, found.step.number) for rank, found in shown.items() if found}
 
 
 class AsynchronousJob:

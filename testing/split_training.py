@@ -29,8 +29,8 @@ from rankscope_exporter.node_facts.recorder import (
     separated,
 )
 from rankscope_exporter.node_facts.wire import Answer, Moment, SentRank, row_of
+from rankscope_exporter.ranks.chosen_steps import AnyStep
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
-from rankscope_exporter.ranks.reference_step import AnyStep
 from testing.readings import EARLY, RUN, SLOW, STEP, Change, Training, Trial, drift, hang, spend
 
 PULL_EVERY = 3

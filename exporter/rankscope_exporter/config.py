@@ -21,7 +21,6 @@ from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR, defau
 from rankscope_exporter.analyzer.settings import AnalyzerFlags
 from rankscope_exporter.flags import add_flags, flag
 from rankscope_exporter.gpu.collectors.allocation import AllocationFlags
-from rankscope_exporter.ranks.collectors.alignment import AlignmentFlags
 from rankscope_exporter.ranks.collectors.network import NetworkFlags
 from rankscope_exporter.ranks.collectors.ranks import RankFlags
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
@@ -107,11 +106,11 @@ class GeneralFlags:
 
 
 # In the order in which --help lists them.
-COLLECTOR_FLAGS = (AllocationFlags, AlignmentFlags, RankFlags, NetworkFlags, FindingFlags)
+COLLECTOR_FLAGS = (AllocationFlags, RankFlags, NetworkFlags, FindingFlags)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(GeneralFlags, AnalyzerFlags, AllocationFlags, AlignmentFlags, RankFlags, NetworkFlags, FindingFlags):
+class Config(GeneralFlags, AnalyzerFlags, AllocationFlags, RankFlags, NetworkFlags, FindingFlags):
     """All settings, validated."""
 
     collectors: tuple[str, ...]

@@ -97,7 +97,7 @@ def rank_collectors(
     settings: Config, gpus: Callable[[float], Mapping[str, RankGpu]]
 ) -> tuple[list[RankCollector], DiagnosisService]:
     """Build and return the enabled rank collectors, and the diagnosis that one of them shows."""
-    aligned, processes = AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)
+    aligned, processes = AlignedSteps(), RankProcesses(settings.procfs)
     network = Network(settings.sysfs)
     diagnosis = DiagnosisService(aligned, processes, network, gpus, settings)
     available: tuple[RankCollector, ...] = (Ranks(), aligned, processes, network, Findings(diagnosis))

@@ -6,7 +6,6 @@ Measured on the host with gloo, and on the device if the host does not wait for 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,25 +21,23 @@ from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
 STEPS = 100
 DELAY = 80  # milliseconds, far more than what four ranks on two busy cores vary
-REFERENCE_INTERVAL = 0.5  # seconds: a few steps
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A device with its computing time in a step, the clock of its aligned steps, and their possible numbers."""
+    """A device with its computing time in a step, and the possible numbers of its aligned steps."""
 
     device: str
     computing: float
     """Milliseconds."""
-    clock: str
     steps: Collection[int]
 
 
 KINDS = (
     # The start of the first step is unknown.
-    Kind(GLOO, 0, "host", (STEPS - 1,)),
+    Kind(GLOO, 0, (STEPS - 1,)),
     # The hook detects a device at the end of a step, and nothing reads the measurement of the last step.
-    Kind(ASYNCHRONOUS, 10, "device", range(STEPS - 4, STEPS)),
+    Kind(ASYNCHRONOUS, 10, range(STEPS - 4, STEPS)),
 )
 
 
@@ -53,10 +50,9 @@ class ForkedJob(TrainingJob):
 
 @dataclass
 class Result:
-    """The alignment at the end of a job, and the reference steps that its ranks have shown."""
+    """The alignment at the end of a job."""
 
     alignments: Sequence[Alignment]
-    references: dict[str, set[tuple[str, int]]]
 
     @property
     def floor(self) -> float:
@@ -72,16 +68,11 @@ class Result:
 def train_and_align(run_dir: Path, directory: Path, kind: Kind, delay: str) -> Result:
     """Train with a delay that is `rotating` over the ranks, or in each `transfer`."""
     job = ForkedJob(directory / delay, delay, run_dir, kind.device)
-    alignment, run_directory = StepAlignment(REFERENCE_INTERVAL), RunDirectory([run_dir])
-    references: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    alignment, run_directory = StepAlignment(), RunDirectory([run_dir])
 
     def align() -> list[Alignment]:
         alignments = alignment.take(run_directory.scan(with_steps=True).ranks)
-        found = [one for one in alignments if one.key[0] == delay]
-        for one in found:
-            if one.reference:
-                references[one.key[1]].add((one.reference.clock, one.reference.step.number))
-        return found
+        return [one for one in alignments if one.key[0] == delay]
 
     healthy = {"forward": kind.computing, "backward": 0, "checkpoint_every": 0, "loader_workers": 0, "steps": STEPS}
     job.start(**healthy, **{delay: DELAY}, reraises=True, measures_every_step=True)
@@ -92,7 +83,7 @@ def train_and_align(run_dir: Path, directory: Path, kind: Kind, delay: str) -> R
     finally:
         job.terminate()
     assert job.has_succeeded(), job.last_output()
-    return Result(align(), references)
+    return Result(align())
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[GLOO, ASYNCHRONOUS])
@@ -102,8 +93,6 @@ def test_a_rotating_straggler_is_distinguished_from_a_slow_network(run_dir: Path
         assert [alignment.key[1] for alignment in result.alignments] == ["0", "1", "2", "3"]
         (steps,) = {alignment.steps for alignment in result.alignments}
         assert steps in kind.steps
-        shown = set.intersection(*result.references.values())
-        assert {clock for clock, _ in shown} == {kind.clock}, result.references
     assert rotating.floor < 0.3 < 0.6 < network.floor, (rotating, network)
     assert network.skew < 0.2 < 0.4 < rotating.skew, (rotating, network)
     blames = [sum(alignment.blame.values()) for alignment in rotating.alignments]

@@ -22,7 +22,6 @@ def test_defaults_enable_every_collector() -> None:
     assert config.collectors == ("load", "ranks")
     assert config.simulate is None
     assert (config.slurm_dir, config.kubelet_socket, config.procfs) == (None, None, Path("/proc"))
-    assert config.reference_interval == 30.0
 
 
 def test_allocation_flags_set_the_slurm_directory_the_kubelet_socket_and_procfs() -> None:
@@ -30,10 +29,6 @@ def test_allocation_flags_set_the_slurm_directory_the_kubelet_socket_and_procfs(
         "--collector.allocation.slurm-dir=/a", "--collector.allocation.kubelet-socket=/b", "--path.procfs=/c"
     )
     assert (config.slurm_dir, config.kubelet_socket, config.procfs) == (Path("/a"), Path("/b"), Path("/c"))
-
-
-def test_the_reference_interval_is_in_seconds() -> None:
-    assert parsed("--collector.alignment.reference-interval=2.5").reference_interval == 2.5
 
 
 def test_rank_users_are_names_or_uids(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,11 +128,7 @@ def test_addresses_are_host_and_port(address: str, host_and_port: tuple[str, int
         (["--web.listen-address=:99999"], "--web.listen-address: ':99999'"),
         (["--log.level=loud"], "--log.level: invalid choice: 'loud'"),
         (["--no-collector.gpu"], "--no-collector.gpu"),
-        (["--collector.alignment.reference-interval=0.5"], "--collector.alignment.reference-interval: '0.5'"),
-        (["--collector.alignment.reference-interval=1m"], "--collector.alignment.reference-interval: '1m'"),
-        (["--collector.alignment.reference-interval=nan"], "--collector.alignment.reference-interval: 'nan'"),
         (["--collector.ranks.owner=name"], "--collector.ranks.owner"),
-        (["--collector.alignment.reference-interval=inf"], "--collector.alignment.reference-interval: 'inf'"),
         (["--run"], "--run"),
     ],
 )
@@ -161,7 +152,6 @@ def test_help_names_every_flag_and_collector(capsys: pytest.CaptureFixture[str])
         "--run-dir",
         "--simulate",
         "--collector.allocation.slurm-dir",
-        "--collector.alignment.reference-interval",
         "--path.procfs",
         "--log.format",
         "--no-collector.ranks",

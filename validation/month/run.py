@@ -29,7 +29,7 @@ from rankscope_exporter.diagnosis.readings import (
     ProcessCounters,
     RankReading,
 )
-from rankscope_exporter.ranks.reference_step import AnyStep
+from rankscope_exporter.ranks.chosen_steps import AnyStep
 
 Readings = Mapping[int, RankReading]
 STEPS, SECONDS_OF_STEPS = 8192, 900.0

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from rankscope.record.snapshot import DeviceStep
 from rankscope_exporter.diagnosis.readings import AlignedCounters, RankReading, Run
+from rankscope_exporter.ranks.chosen_steps import AnyStep
 from rankscope_exporter.ranks.readings import aligned_counters
-from rankscope_exporter.ranks.reference_step import AnyStep
 from rankscope_exporter.ranks.step_alignment import EVIDENCE, MIN_EVIDENCE, Alignment, account, is_one_step
 
 REMEMBERED = 128

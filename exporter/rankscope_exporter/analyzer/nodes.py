@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rankscope_exporter.analyzer.alignment import Process
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.node_facts.wire import Answer, Gpus, Moment, SentRank, step_of
-from rankscope_exporter.ranks.reference_step import AnyStep
+from rankscope_exporter.ranks.chosen_steps import AnyStep
 
 KEPT_MOMENTS, KEPT_BYTES = 120, 8 * 2**20
 """The most moments of a node that are not judged yet, and their bytes as JSON: they take about seven times as much."""

@@ -34,9 +34,9 @@ from rankscope_exporter.node_facts.wire import (
     checked,
     row_of,
 )
+from rankscope_exporter.ranks.chosen_steps import level_of
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank
-from rankscope_exporter.ranks.reference_step import level_of
 from rankscope_exporter.ranks.step_alignment import StepReader, clock_of
 
 FOR_OTHERS = frozenset({"ranks_elsewhere", "gpus_unknown"})

@@ -19,7 +19,7 @@ from rankscope.record.numbers import LARGEST_NUMBER
 from rankscope.record.snapshot import DeviceStep, Step
 from rankscope.record.text import LABEL_LIMIT
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading, RankReading
-from rankscope_exporter.ranks.reference_step import AnyStep
+from rankscope_exporter.ranks.chosen_steps import AnyStep
 
 VERSION = 1
 ANALYZER = "X-Rankscope-Analyzer"

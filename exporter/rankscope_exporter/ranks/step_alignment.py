@@ -20,9 +20,9 @@ from statistics import median
 
 from rankscope.record.layout import ABSORBS, COLLECTIVE_WAIT, PHASES, STARTUP
 from rankscope.record.snapshot import DeviceStep, RankSnapshot
+from rankscope_exporter.ranks.chosen_steps import AnyStep
 from rankscope_exporter.ranks.parallelism import stage
 from rankscope_exporter.ranks.rank import Key, Rank
-from rankscope_exporter.ranks.reference_step import AnyStep, Reference, level_of, newest_sampled
 
 CAUSES = {name: phase for phase, name in enumerate(PHASES) if phase not in (COLLECTIVE_WAIT, STARTUP)}
 UNKNOWN = "unknown"
@@ -53,7 +53,7 @@ class Totals:
     """The sums over the aligned steps of one rank's record, in seconds."""
 
     steps: int = 0
-    """The number of aligned steps; all other fields but the reference are sums over them."""
+    """The number of aligned steps; all other fields are sums over them."""
     seconds: float = 0.0
     floor: float = 0.0
     """The least wait of any rank in each step."""
@@ -79,8 +79,6 @@ class Alignment(Totals):
     """The steps without a planned phase on any rank."""
     phases: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
     """The seconds of the unplanned steps by phase, without the user's own phases."""
-    reference: Reference | None = None
-    """The last reference step, also for a rank that is alone here. None after the rank has ended."""
 
 
 class StepReader:
@@ -126,17 +124,11 @@ class _Record:
         """The clock by which the steps are read."""
         return self._reader.clock
 
-    def read(self, rank: Rank, clock: str | None, reference_interval: float) -> None:
+    def read(self, rank: Rank, clock: str | None) -> None:
         """Read the new steps by `clock`; after a change of the clock, all steps."""
         if self._reader.use(clock):
-            self.alignment.reference = None
             self.steps.clear()
-        new_steps = self._reader.new_steps(rank.snapshot)
-        self.steps.update((step.number, step) for step in new_steps)
-        if not rank.snapshot.alive:
-            self.alignment.reference = None
-        elif clock and (step := newest_sampled(new_steps, level_of(rank.snapshot, reference_interval))):
-            self.alignment.reference = Reference(clock, step)
+        self.steps.update((step.number, step) for step in self._reader.new_steps(rank.snapshot))
 
     def forget_old_steps(self) -> None:
         for number in list(islice(self.steps, max(0, len(self.steps) - REMEMBERED))):
@@ -146,9 +138,7 @@ class _Record:
 class StepAlignment:
     """The alignment of the ranks of each run and group on this machine. Used by one thread."""
 
-    def __init__(self, reference_interval: float) -> None:
-        """Set the least mean seconds between two reference steps."""
-        self._reference_interval = reference_interval
+    def __init__(self) -> None:
         self._records: dict[tuple[Path, float, Key], _Record] = {}
         self._missed: dict[tuple[Path, float, Key], _Record] = {}
         """The records of the ranks that the last scan did not have, but the one before."""
@@ -175,11 +165,10 @@ class StepAlignment:
         for name, members in groups.items():
             clock = clock_of([rank.snapshot for rank, _ in members])
             for rank, record in members:
-                record.read(rank, clock, self._reference_interval)
+                record.read(rank, clock)
             if name not in waiting:
                 _align([record for _, record in members])
-        alignments = [record.alignment for record in self._records.values()]
-        return [alignment for alignment in alignments if alignment.steps or alignment.reference]
+        return [record.alignment for record in self._records.values() if record.alignment.steps]
 
 
 def clock_of(ranks: Sequence[RankSnapshot]) -> str | None:

@@ -172,6 +172,6 @@ def test_any_content_of_two_ranks_rings_makes_valid_metrics(
             rank.writer.device_ring[nth % layout.DEVICE_RING_STEPS][:] = array("d", [nth, *entry])
         slots[layout.INDEX["device_steps"]] = len(entries)
         slots[layout.INDEX["step_seconds"]], slots[layout.INDEX["steps"]] = pace
-    families = AlignedSteps(30.0).poll(scan(RunDirectory([run_dir])))
+    families = AlignedSteps().poll(scan(RunDirectory([run_dir])))
     check(families)
     assert all(sample.value >= 0 for family in families for sample in family.samples)

@@ -47,7 +47,7 @@ def test_a_run_on_one_machine_is_read_completely(run_dir) -> None:
         20, lagging("data_wait", laggard=1)
     )
     ranks = scan(RunDirectory([run_dir])).ranks
-    aligned = {one.key: aligned_counters(one) for one in StepAlignment(30.0).take(ranks)}
+    aligned = {one.key: aligned_counters(one) for one in StepAlignment().take(ranks)}
     first, second = sorted((reading(one, aligned[one.key], None, None) for one in ranks), key=lambda one: one.rank)
     assert (first.rank, second.rank) == (0, 1)
     assert (second.group, second.node, second.uuid, second.world_size) == ("0-1", "node-a", "GPU-7", 2)
