@@ -27,6 +27,7 @@ from rankscope.record.labels import MOST_LABELS
 from rankscope.record.text import LABEL_LIMIT
 from rankscope_exporter import registry
 from rankscope_exporter.config import DEFAULT_PORT, Config, parse
+from rankscope_exporter.ranks.collectors.findings import TEXT_LIMIT
 from rankscope_exporter.ranks.network_ports import PORTS_LIMIT
 from rankscope_exporter.ranks.share import LINE, ORDINARY_BYTES, OWNER_RANKS_LIMIT, RANKS_LIMIT
 from rankscope_exporter.registry import GPU_METRICS, RANK_METRICS
@@ -417,7 +418,7 @@ def test_an_exporter_cannot_show_more_than_its_scrape_may_have() -> None:
         most = max(len(one.labels) for one in (*GPU_METRICS, *RANK_METRICS, *registry.EXPORTER_METRICS))
         assert found["labelLimit"] >= most + MOST_LABELS + len(("__name__", "job", "instance", "pod_namespace", "le"))
         assert found["labelNameLengthLimit"] >= 40 + len("exported_")
-        assert found["labelValueLengthLimit"] >= LABEL_LIMIT * len("\N{GRINNING FACE}".encode())
+        assert found["labelValueLengthLimit"] >= max(LABEL_LIMIT * len("\N{GRINNING FACE}".encode()), TEXT_LIMIT)
 
 
 def test_the_pages_values_for_the_operators_chart_contain_our_alertmanager_configuration(tmp_path: Path) -> None:

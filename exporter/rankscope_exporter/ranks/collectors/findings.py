@@ -104,6 +104,8 @@ NOT_JUDGED = Declaration(
     "owner), `too_much_cpu_time` (their diagnosis takes more than their owner's share of 0.1 cores).",
     ("owner", "reason"),
 )
+TEXT_LIMIT = 1000
+"""Bytes of a text: users choose the names in it, and a Prometheus may refuse a scrape with longer labels."""
 LIMIT_METRICS = (NOT_JUDGED,)
 METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, INFO, PEAK, MEAN, END, LOST, LOST_SECONDS, SPENT, LAG)
 
@@ -142,7 +144,10 @@ class FindingTexts:
 
 
 def _describe(run: Run, candidate: Candidate) -> tuple[str, ...]:
-    return words.sentence(run, candidate), words.evidence(candidate), words.advice(candidate)
+    return tuple(
+        text.encode()[:TEXT_LIMIT].decode(errors="ignore")
+        for text in (words.sentence(run, candidate), words.evidence(candidate), words.advice(candidate))
+    )
 
 
 def families(diagnosis: Diagnosis, texts: FindingTexts, by: str = "") -> list[Metric]:
