@@ -28,8 +28,8 @@ def test_each_kind_of_finding_is_found(text: str, tmp_path: Path, monkeypatch: p
     assert len(list(wording.check(Path("module.py")))) == 1
 
 
-def test_recorded_series_and_nouns_are_not_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quoted_words_and_nouns_are_not_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wording, "ROOT", tmp_path)
-    text = 'class Steps:\n    """All steps of a run."""\n\n    series = "run:rankscope_told:ratio", "nobody"\n'
+    text = 'class Steps:\n    """All steps of a run."""\n\n    series = "nobody"\n'
     (tmp_path / "module.py").write_text(text)
     assert list(wording.check(Path("module.py"))) == []

@@ -19,7 +19,7 @@ UPDATES, SPIKE = 8.0, 4.0
 """The number of updates over which the CPU time is averaged, and the multiple of the mean that one may count as: a run
 is not charged for all of a garbage collection."""
 HOLD_SECONDS = 300.0
-"""How long a run that takes too much CPU time is not diagnosed: Prometheus' rules need three scrapes to take over."""
+"""How long a run that takes too much CPU time is not diagnosed, so that it does not begin and end all the time."""
 ROUNDING = 1e-9
 
 

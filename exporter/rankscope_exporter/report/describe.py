@@ -21,7 +21,7 @@ FAILED = {"killed": ("was killed", "were killed"), "exception": ("ended with an 
 """Ends that are failures, as words that follow one rank, and several ranks."""
 STALLED_SHOWN = 30.0
 """Seconds without progress from which on this is stated of a run that is not diagnosed. Few steps take longer."""
-BY_OTHERS = "An analyzer or Prometheus' rules diagnose it if they read all of its nodes."
+BY_OTHERS = "An analyzer that asks the exporters of all its nodes diagnoses it (`rankscope-exporter --analyze`)."
 GROWING = ("time", "steps")
 """Reasons why a candidate is not a finding yet, but will be if it lasts."""
 Mark = Literal["bad", "warn", "good", ""]

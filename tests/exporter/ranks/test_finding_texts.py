@@ -35,7 +35,7 @@ def test_a_finding_has_the_words_of_its_begin_until_its_severity_rises() -> None
     assert "by 62%" in texts(described.update([verdict(0.62, is_critical=True)]))[0][0]
 
 
-def test_a_finding_that_returns_is_described_anew() -> None:
+def test_a_finding_that_returns_is_described_again() -> None:
     described = FindingTexts()
     described.update([verdict(0.28)])
     assert described.update([]) == {}

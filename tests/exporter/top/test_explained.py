@@ -37,7 +37,7 @@ def test_a_run_that_is_not_judged_is_not_reported_as_healthy(run_dir: Path) -> N
     job = JudgedJob(run_dir, world_size="8").trained(12)
     assert [*as_lines(select(report_of_look(job.look), None, None))][1:] == [
         "Run r is not diagnosed here: only 4 of its 8 ranks are on this node.",
-        "  An analyzer or Prometheus' rules diagnose it if they read all of its nodes.",
+        "  An analyzer that asks the exporters of all its nodes diagnoses it (`rankscope-exporter --analyze`).",
     ]
 
 
