@@ -184,7 +184,7 @@ def test_a_fault_that_becomes_critical_has_both_severities_for_two_minutes(tmp_p
     assert complaints == ""
 
 
-def test_a_run_that_nobody_judges_is_said_after_ten_minutes(tmp_path: Path) -> None:
+def test_a_run_without_a_judge_is_notified_after_ten_minutes(tmp_path: Path) -> None:
     rank = {**EXPORTER, **RUN, "rank": "0"}
     ranks = [
         series("rankscope_rank_up", f"1x{LAST}", **rank),
