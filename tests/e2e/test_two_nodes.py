@@ -1,4 +1,4 @@
-"""One job on two nodes with an exporter each: the ranks of both nodes are compared, with one alert."""
+"""One job on two nodes with an exporter each, and an analyzer: the ranks of both nodes are compared, with one alert."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def test_a_lagging_rank_is_found_among_the_ranks_of_both_nodes(tmp_path: Path) -
     for run_dir in run_dirs:
         run_dir.mkdir()
     exporters = [servers.exporter(tmp_path, "4", run_dir, run_dir.name) for run_dir in run_dirs]
+    exporters.append(servers.analyzer(tmp_path, [exporter.address for exporter in exporters]))
     # Both nodes' jobs read their faults from the same directory; only the records are separate.
     jobs = [Job(tmp_path, RUN, run_dir, ranks=2, first_rank=2 * node) for node, run_dir in enumerate(run_dirs)]
     port = servers.free_port()

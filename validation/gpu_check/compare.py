@@ -120,6 +120,7 @@ INVARIANT: Mapping[str, Sequence[str]] = {
         *("gpu_encoder_busy_seconds_total", "gpu_decoder_busy_seconds_total"),
         *("gpu_nvlink_links", "gpu_nvlink_links_active", "gpu_nvlink_errors_total"),
         *("gpu_xid_errors_total", "gpu_xid_last_timestamp_seconds", "exporter_gpus_seen", "exporter_gpus_expected"),
+        "gpu_memory_unused_since_timestamp_seconds",
     ),
     "does not decrease": ("gpu_nvlink_bytes_total", "gpu_gpm_nvlink_bytes_total", "exporter_time_seconds"),
     "is below 0.5": ("exporter_collector_duration_seconds",),

@@ -144,7 +144,7 @@ def test_a_gpu_has_one_series_for_all_holders_and_none_if_free(machine):
     gpu = AllocatedGpu(machine, "{at: 0}")
     free = gpu.last
     gpu.claims = Claims({"0": [JOB, Holder("slurm", slurm_job_id="8")]}, True)
-    info, state, seconds = COLLECTOR.families({Gpu(0, UUID): gpu.run(1), Gpu(1, simulated_uuid(1)): free})
+    info, state, seconds, _ = COLLECTOR.families({Gpu(0, UUID): gpu.run(1), Gpu(1, simulated_uuid(1)): free})
     (sample,) = info.samples
     assert {label: value for label, value in sample.labels.items() if value} == {
         "gpu": "0",

@@ -57,10 +57,10 @@ def published(machine, collector, scenario: str = BUSY):
 
 def test_all_declared_metrics_and_no_others_are_exported_by_some_gpu(machine):
     published_names = set()
-    for model in ("H100", "{like: A100, mig: [1g.5gb]}", "T4"):
-        m = machine(
-            f"{{gpus: 1, model: {model}, timeline: {{0: [{{at: 0, busy: 1, processes: [{{pid: {os.getpid()}}}]}}]}}}}"
-        )
+    busy = f"{{at: 0, busy: 1, processes: [{{pid: {os.getpid()}}}]}}"
+    left_idle = "{at: 0}, {at: 2, memory_used: 8 GiB}"
+    for model, timeline in (("H100", busy), ("{like: A100, mig: [1g.5gb]}", busy), ("T4", busy), ("T4", left_idle)):
+        m = machine(f"{{gpus: 1, model: {model}, timeline: {{0: [{timeline}]}}}}")
         device, readers = m.device(), {collector: collector.reader() for collector in GPU_COLLECTORS}
         for elapsed in (0.0, 1.0, 1.0):
             m.clock.advance(1)
