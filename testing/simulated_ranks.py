@@ -127,6 +127,7 @@ def gpu_series(rank: int, age: float) -> Iterator[str]:
     own = f'gpu="{rank % RANKS_PER_NODE}",uuid="GPU-{rank}"'
     yield f'rankscope_gpu_info{{{own},node="node-{rank // RANKS_PER_NODE}",name="NVIDIA H100 80GB HBM3"}} 1'
     yield f'rankscope_gpu_state_info{{{own},state="working"}} 1'
+    yield f'rankscope_gpu_allocation_info{{{own},source="slurm",run="{RUN}",rank="{rank}",owner="0"}} 1'
     for name, value in {
         "up": 1.0,
         "busy_seconds_total": 0.9 * age,
@@ -165,6 +166,8 @@ def serve(ranks: int) -> Iterator[str]:
         node = int(scrape.path.strip("/"))
         age = time.time() - began
         own = [f"rankscope_exporter_time_seconds {time.time():.6f}", 'rankscope_exporter_build_info{version="0"} 1']
+        own += [f'rankscope_exporter_ranks_alive{{node="node-{node}"}} {RANKS_PER_NODE}']
+        own += [f'rankscope_exporter_run_not_judged_info{{run="{RUN}",owner="0",reason="ranks_elsewhere"}} 1']
         own += finding_series(age) if node == 0 else []
         here = range(node * RANKS_PER_NODE, min(ranks, (node + 1) * RANKS_PER_NODE))
         of_ranks = (line for rank in here for line in (*rank_series(rank, ranks, age), *gpu_series(rank, age)))

@@ -27,17 +27,18 @@ import numpy as np
 from testing import promtool, report
 from validation.month.steps import Array
 
+from rankscope_exporter.gpu.allocation import idleness
 from rankscope_exporter.gpu.allocation.idleness import UnusedMemory
 
 SCRAPE = float(promtool.INTERVAL)
 ABSENT = np.nan
 """No sample at this scrape."""
 BEGINNING = (
-    'sum by (alertname, node) (count_over_time((ALERTS{alertstate="firing"}'
+    'sum by (alertname, instance) (count_over_time((ALERTS{alertstate="firing"}'
     ' unless ALERTS{alertstate="firing"} offset %(scrape)ds)[%(seconds)ds:%(scrape)ds]))'
 )
 """The number of times that each alert began to fire."""
-FOUND = re.compile(r'\{alertname="(\w+)", node="([^"]+)"\} ([\d.E+]+)')
+FOUND = re.compile(r'\{alertname="(\w+)", instance="([^"]+)"\} ([\d.E+]+)')
 HELD_FOR = 300.0  # seconds for which a sample is valid
 AT_ONCE = 100  # pods in one Prometheus
 WEEK = 7 * 86400.0
@@ -83,7 +84,8 @@ class Pod:
         yield "memory_used_bytes", "", memory
         yield "memory_total_bytes", "", self._memory.max() * always
         yield "processes", "", (memory > 0).astype(float)
-        yield "memory_unused_since_timestamp_seconds", "", self._unused_since(memory)
+        for what, since in self._unused_since(memory).items():
+            yield "memory_unused_since_timestamp_seconds", f',since="{what}"', since
         for state, is_so in (("allocated_no_process", memory == 0), ("process_no_work", memory > 0)):
             yield "state_info", f',state="{state}"', np.where(is_so, 1.0, ABSENT)
 
@@ -93,13 +95,15 @@ class Pod:
         since = np.minimum(self._scrapes - self._samples[self._latest], lasts[self._latest])
         return np.asarray(before + self._busy[self._latest] * since)
 
-    def _unused_since(self, memory: Array) -> Array:
-        """Return the exporter's own time since which memory is in use without work."""
+    def _unused_since(self, memory: Array) -> dict[str, Array]:
+        """Return the exporter's own times since which memory is in use without work, by what happened then."""
         exporter, idle = UnusedMemory(), self._scrapes - self._last_busy()
         ratios = memory / self._memory.max() if self._memory.max() else memory
         moments = zip(self._scrapes.tolist(), ratios.tolist(), idle.tolist(), strict=True)
         found = [exporter.update(at, ratio, False, idle_for) for at, ratio, idle_for in moments]
-        return np.array([ABSENT if one is None else one for one in found])
+        return {
+            what: np.array([one.at if one and one.what == what else ABSENT for one in found]) for what in idleness.SINCE
+        }
 
     def _last_busy(self) -> Array:
         """Return the last scrape with work. Until there was work, an exporter shows its own start."""
@@ -151,8 +155,8 @@ def _judge_together(found: Sequence[Pod], path: Path) -> dict[Pod, Counter[str]]
     if output and "got:" not in output:
         raise RuntimeError(f"promtool: {output[:2000]}")
     by_name = {pod.name: Counter[str]() for pod in found}
-    for alert, node, times in FOUND.findall(output.partition("got:")[2]):
-        by_name[node][alert] = round(float(times))
+    for alert, name, times in FOUND.findall(output.partition("got:")[2]):
+        by_name[name][alert] = round(float(times))
     return {pod: by_name[pod.name] for pod in found}
 
 

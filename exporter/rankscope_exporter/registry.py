@@ -83,6 +83,7 @@ EXPORTER_METRICS: tuple[Declaration, ...] = (
     *ExporterCollector.metrics,
     *scrape.METRICS,
     *ranks.SCAN_METRICS,
+    ranks.ALIVE,
     *LIMIT_METRICS,
 )
 
@@ -100,7 +101,7 @@ def rank_collectors(
     aligned, processes = AlignedSteps(), RankProcesses(settings.procfs)
     network = Network(settings.sysfs)
     diagnosis = DiagnosisService(aligned, processes, network, gpus, settings)
-    available: tuple[RankCollector, ...] = (Ranks(), aligned, processes, network, Findings(diagnosis))
+    available: tuple[RankCollector, ...] = (Ranks(settings.node), aligned, processes, network, Findings(diagnosis))
     return [collector for collector in available if collector.name in settings.collectors], diagnosis
 
 

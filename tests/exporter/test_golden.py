@@ -85,7 +85,9 @@ class Node:
         sysfs = procfs.parent / "sys"
         port(sysfs, "mlx5_0", data=1_000, errors={"symbol_error": 2})
         interface(sysfs, "eth0", rx_dropped=3, tx_dropped=1)
-        settings: Any = SimpleNamespace(collectors=registry.HELP, procfs=procfs, sysfs=sysfs, **vars(FindingFlags()))
+        settings: Any = SimpleNamespace(
+            node="node-a", collectors=registry.HELP, procfs=procfs, sysfs=sysfs, **vars(FindingFlags())
+        )
         self._ranks, _ = registry.rank_collectors(settings, lambda _at: {})
         self._users = users
 

@@ -185,17 +185,12 @@ def test_a_fault_that_becomes_critical_has_both_severities_for_two_minutes(tmp_p
 
 
 def test_a_run_without_a_judge_is_notified_after_ten_minutes(tmp_path: Path) -> None:
-    rank = {**EXPORTER, **RUN, "rank": "0"}
-    ranks = [
-        series("rankscope_rank_up", f"1x{LAST}", **rank),
-        series("rankscope_rank_steps_total", f"1x{LAST}", **rank),
-    ]
-    judged = series("rankscope_run_judged_info", f"1x{LAST}", job="analyzer", instance="b", **RUN, by="analyzer")
-    limited = series(
-        "rankscope_exporter_runs_not_judged", f"1x{LAST}", **EXPORTER, owner="1000", reason="too_many_runs"
+    unjudged = series(
+        "rankscope_exporter_run_not_judged_info", f"1x{LAST}", **EXPORTER, **RUN, reason="ranks_elsewhere"
     )
+    judged = series("rankscope_run_judged_info", f"1x{LAST}", job="analyzer", instance="b", **RUN, by="analyzer")
     fires = 'count(ALERTS{alertname="RankscopeRunNotDiagnosed",alertstate="firing",reason="no_judge"})'
-    for more, times in ([], {9: 0, 12: 1}), ([judged], {12: 0}), ([limited], {12: 0}):
+    for more, times in ([], {9: 0, 12: 1}), ([judged], {12: 0}):
         questions = [
             {
                 "expr": f"{fires} or vector(0)",
@@ -204,7 +199,7 @@ def test_a_run_without_a_judge_is_notified_after_ten_minutes(tmp_path: Path) -> 
             }
             for at, n in times.items()
         ]
-        test = {"interval": f"{INTERVAL}s", "input_series": [*ranks, *more], "promql_expr_test": questions}
+        test = {"interval": f"{INTERVAL}s", "input_series": [unjudged, *more], "promql_expr_test": questions}
         assert complaint(test, tmp_path / "test.yml") == ""
 
 

@@ -109,11 +109,11 @@ INVARIANT: Mapping[str, Sequence[str]] = {
     "is 1": (
         *("gpu_up", "gpu_allocation_info", "gpu_state_info", "gpu_mig_info", "exporter_build_info"),
         *("gpu_info", "gpu_modes_info", "gpu_recovery_action_info", "gpu_fabric_info"),
-        *("exporter_nvml_up", "exporter_collector_success"),
+        *("exporter_nvml_up", "exporter_collector_success", "exporter_run_not_judged_info"),
     ),
     "is 0": (
         *("exporter_gpus_released", "exporter_rank_files_skipped", "exporter_rank_gpus_contradicted"),
-        "exporter_runs_not_judged",
+        *("exporter_runs_not_judged", "exporter_ranks_alive"),
     ),
     "is constant": (
         *("gpu_mig_instances", "gpu_mig_memory_total_bytes", "gpu_mig_memory_used_bytes"),

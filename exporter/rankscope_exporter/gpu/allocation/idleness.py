@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rankscope.record import phases
 from rankscope.record.snapshot import RankSnapshot
@@ -89,25 +90,39 @@ def _is_stuck(rank: RankSnapshot) -> bool:
     return rank.read_monotonic - rank.last_progress > limit
 
 
+class UnusedSince(NamedTuple):
+    """The time since which memory is not used, in monotonic seconds, and what happened then: one of SINCE."""
+
+    at: float
+    what: str
+
+
+ALLOCATION, RANK, KERNEL = SINCE = ("allocation", "rank", "kernel")
+"""The memory was allocated, the last rank ended, or the last kernel ran."""
+
+
 class UnusedMemory:
     """The time since which memory of one GPU is in use without a kernel, although no rank is alive on it.
 
-    It is the later of the time at which the memory was allocated and the end of the last rank. A process that has run a
-    kernel since then is a service or a notebook, which may keep its memory between requests.
+    A process that has run a kernel since the allocation and the end of the last rank is a service or a notebook, which
+    may keep its memory between requests. So it is of interest what came last.
     """
 
     def __init__(self) -> None:
-        self._since: float | None = None
+        self._since: UnusedSince | None = None
         """None if the memory was in use before anything else was seen, or a kernel has run since."""
 
-    def update(self, at: float, memory: float | None, has_rank: bool, idle_for: float | None) -> float | None:
-        """Return that time; None while the memory is free, a rank is alive, or the time is unknown.
+    def update(self, at: float, memory: float | None, has_rank: bool, idle_for: float | None) -> UnusedSince | None:
+        """Return that time; None while the memory is free or used, a rank is alive, or it is unknown.
 
         `at` is the time of these facts in monotonic seconds, `memory` the share in use.
         """
         if memory is not None and (has_rank or memory <= MEMORY_SHARE):
-            self._since = at + (LAST_KERNELS if has_rank else 0.0)
+            self._since = UnusedSince(at + LAST_KERNELS, RANK) if has_rank else UnusedSince(at, ALLOCATION)
             return None
-        if self._since is None or memory is None or idle_for is None or at - idle_for > self._since:
+        if memory is None or idle_for is None:
             self._since = None
-        return self._since
+            return None
+        if self._since and at - idle_for > self._since.at:
+            self._since = None
+        return self._since or (UnusedSince(at - idle_for, KERNEL) if PAUSE < idle_for < math.inf else None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.allocation.claims import Claims, Scheduler
 from rankscope_exporter.gpu.allocation.holder import LABELS, Holder, labels
-from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, UnusedMemory, are_stuck, classify
+from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, UnusedMemory, UnusedSince, are_stuck, classify
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.pod_resources import PodResources
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, holders_of, look_up
@@ -59,7 +59,7 @@ class Allocation:
     holders: Sequence[Holder]
     state: str
     seconds: Mapping[str, float]
-    unused_since: float | None = None
+    unused_since: UnusedSince | None = None
     """The time since which memory is in use without a kernel and a rank, in unix seconds."""
 
 
@@ -110,7 +110,7 @@ class AllocationMeter:
         state = classify(facts)
         self._seconds[state] += tick.elapsed
         since = self._unused.update(tick.steady, memory, bool(ranks), idle_for)
-        unused_since = None if since is None else tick.unix - (tick.steady - since)
+        unused_since = since and since._replace(at=tick.unix - (tick.steady - since.at))
         holders = [*claimed, *holders_of(seen.living, self._users)]
         return Allocation(holders, state, dict(self._seconds), unused_since)
 
@@ -161,8 +161,10 @@ METRICS = (
     GPU.gauge(
         "memory_unused_since_timestamp_seconds",
         "Time since which more than 5% of the memory has been in use, no kernel has run, and no rank has been alive on "
-        "the GPU: its allocation, or the end of the last rank. Absent if a kernel has run since, or if it is unknown.",
-        lambda allocation: allocation.unused_since,
+        "the GPU. `since` is what came last: its `allocation`, the end of the last `rank`, or a `kernel` after both or "
+        "before the exporter's start. Absent while the memory is used, with pauses up to 60 s.",
+        lambda allocation: {one.what: one.at} if (one := allocation.unused_since) else None,
+        "since",
         source="as above, and nvmlDeviceGetMemoryInfo_v2",
     ),
 )

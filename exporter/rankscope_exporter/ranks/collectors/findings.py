@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from rankscope_exporter.diagnosis import words
 from rankscope_exporter.diagnosis.findings import Candidate, Finding
 from rankscope_exporter.diagnosis.judge import Verdict
+from rankscope_exporter.diagnosis.judged import LIMITS
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.ranks.diagnosis_service import DiagnosisService
@@ -106,7 +107,14 @@ NOT_JUDGED = Declaration(
 )
 TEXT_LIMIT = 1000
 """Bytes of a text: users choose the names in it, and a Prometheus may refuse a scrape with longer labels."""
-LIMIT_METRICS = (NOT_JUDGED,)
+RUN_NOT_JUDGED = Declaration(
+    "gauge",
+    "rankscope_exporter_run_not_judged_info",
+    "Living runs that this exporter does not diagnose, except for limits: it does not read all their ranks "
+    "(`ranks_elsewhere`) or GPUs (`gpus_unknown`), or their records have impossible values. An analyzer may.",
+    (*RUN_LABELS, "reason"),
+)
+LIMIT_METRICS = (NOT_JUDGED, RUN_NOT_JUDGED)
 METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, INFO, PEAK, MEAN, END, LOST, LOST_SECONDS, SPENT, LAG)
 
 
@@ -152,10 +160,21 @@ def _describe(run: Run, candidate: Candidate) -> tuple[str, ...]:
 
 def families(diagnosis: Diagnosis, texts: FindingTexts, by: str = "") -> list[Metric]:
     """Return the metrics of a diagnosis, which `by` has made; by default the node of its ranks."""
-    limited = NOT_JUDGED.family(diagnosis.limited)
     values = _values(diagnosis, by)
     values[INFO] = texts.update(diagnosis.look.judged.verdicts)
-    return [*(declared.family(of) for declared, of in values.items()), limited]
+    not_judged = [] if by else [RUN_NOT_JUDGED.family(_not_judged(diagnosis))]
+    return [
+        *(declared.family(of) for declared, of in values.items()),
+        NOT_JUDGED.family(diagnosis.limited),
+        *not_judged,
+    ]
+
+
+def _not_judged(diagnosis: Diagnosis) -> dict[tuple[str, ...], float]:
+    look = diagnosis.look
+    reasons = {run: reason for run, reason in look.judged.not_judged.items() if reason not in LIMITS}
+    living = [run for run in reasons if any(one.ended is None for one in look.readings[run])]
+    return {(*run[:2], reasons[run]): 1.0 for run in living}
 
 
 def _values(diagnosis: Diagnosis, by: str) -> dict[Declaration, dict[tuple[str, ...], float]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.exposition.metric import MetricTable, whole
+from rankscope_exporter.exposition.metric import Declaration, MetricTable, whole
 from rankscope_exporter.exposition.sample_cache import SampleCache, families
 from rankscope_exporter.flags import flag
 from rankscope_exporter.ranks.metrics import collectives, life, process, steps
@@ -52,6 +52,9 @@ CONTRADICTED = SCAN.gauge(
     lambda scan: sum(rank.is_elsewhere for rank in scan.ranks),
 )
 SCAN_METRICS = (SKIPPED, CONTRADICTED)
+ALIVE = Declaration(
+    "gauge", "rankscope_exporter_ranks_alive", "Living ranks that the exporter shows, on its node.", ("node",)
+)
 
 
 def _users(text: str) -> frozenset[int]:
@@ -100,7 +103,8 @@ class Ranks:
     help = "training ranks: phases, steps, collectives, start and end"
     metrics = METRICS
 
-    def __init__(self) -> None:
+    def __init__(self, node: str = "") -> None:
+        self._node = node
         self._caches: dict[Key, SampleCache[Rank]] = {}
         self._of_scan = SampleCache(SCAN_METRICS)
 
@@ -108,4 +112,5 @@ class Ranks:
         """Return the metrics of all ranks, and the number of skipped files."""
         self._caches = {rank.key: self._caches.get(rank.key) or SampleCache(METRICS, rank.key) for rank in scan.ranks}
         texts = [self._caches[rank.key].write(rank) for rank in scan.ranks]
-        return [*families(METRICS, texts), *families(SCAN_METRICS, [self._of_scan.write(scan)])]
+        alive = ALIVE.family({(self._node,): float(sum(rank.snapshot.alive for rank in scan.ranks))})
+        return [*families(METRICS, texts), *families(SCAN_METRICS, [self._of_scan.write(scan)]), alive]

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import pytest
-from deploy.prometheus.shipped import RULES
 from testing.records import READ_AT, rank_snapshot
 
 from rankscope.record.layout import PHASES
@@ -84,18 +83,17 @@ def test_ranks_are_stuck_if_no_living_rank_makes_progress(ranks: list[RankSnapsh
     assert are_stuck(ranks) is stuck
 
 
-def test_limits_equal_those_of_the_diagnosis_and_of_the_alerts() -> None:
+def test_limits_equal_those_of_the_diagnosis() -> None:
     limits = Thresholds()
     assert limits.memory_held == idleness.MEMORY_SHARE
     assert limits.stuck == idleness.STUCK_AFTER
     assert limits.planned == idleness.STUCK_AFTER_PLANNED
-    assert f"> {idleness.MEMORY_SHARE:g} * max" in RULES.read_text()
 
 
 Moments = list[tuple[float, float | None, bool, float | None]]
 
 
-def unused_since(moments: Moments) -> float | None:
+def unused_since(moments: Moments) -> tuple[float, str] | None:
     """Return the result after the last of these moments: time, memory in use, whether a rank is alive, idle seconds."""
     memory = UnusedMemory()
     *_, last = [memory.update(*moment) for moment in moments]
@@ -105,27 +103,31 @@ def unused_since(moments: Moments) -> float | None:
 @pytest.mark.parametrize(
     ("moments", "since"),
     [
-        ([(0, 0.9, False, 500.0)], None),
-        ([(0, 0.01, False, 500.0), (1, 0.9, False, 501.0), (700, 0.9, False, 1200.0)], 0.0),
-        ([(0, 0.01, False, 500.0), (1, 0.9, False, 0.2), (700, 0.9, False, 699.0)], None),
-        ([(0, 0.9, True, 0.0), (1, 0.9, False, 0.5), (700, 0.9, False, 699.5)], 5.0),
+        ([(1000, 0.9, False, 500.0)], (500.0, "kernel")),
+        ([(0, 0.01, False, 500.0), (1, 0.9, False, 501.0), (700, 0.9, False, 1200.0)], (0.0, "allocation")),
+        ([(0, 0.01, False, 500.0), (1, 0.9, False, 0.2), (700, 0.9, False, 690.0)], (10.0, "kernel")),
+        ([(0, 0.01, False, 500.0), (1, 0.9, False, 0.2), (50, 0.9, False, 49.0)], None),
+        ([(0, 0.9, True, 0.0), (1, 0.9, False, 0.5), (700, 0.9, False, 699.5)], (5.0, "rank")),
         ([(0, 0.9, True, 0.0), (20, 0.9, False, 1.0)], None),
         ([(0, 0.01, False, 500.0), (1, 0.9, False, 501.0), (2, 0.9, True, 502.0)], None),
         ([(0, 0.01, False, 500.0), (1, 0.9, False, None)], None),
-        ([(0, 0.01, False, 500.0), (1, None, False, 501.0), (2, 0.9, False, 502.0)], None),
+        ([(0, 0.01, False, 500.0), (1, None, False, 501.0), (1000, 0.9, False, 990.0)], (10.0, "kernel")),
+        ([(1000, 0.9, False, math.inf)], None),
     ],
     ids=[
         "was in use before",
         "allocated and never used",
         "a service that has worked",
+        "a service that pauses",
         "left by a rank",
         "used after the rank",
         "a rank is alive",
         "kernels are not visible",
         "memory was not reported",
+        "no kernel was ever seen",
     ],
 )
-def test_memory_is_unused_since_its_allocation_or_the_last_rank_and_until_the_next_kernel(
-    moments: Moments, since: float | None
+def test_memory_is_unused_since_its_allocation_the_last_rank_or_the_last_kernel(
+    moments: Moments, since: tuple[float, str] | None
 ) -> None:
     assert unused_since(moments) == since
