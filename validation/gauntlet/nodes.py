@@ -71,7 +71,9 @@ def arena(device: str) -> Iterator[tuple[Stack, EightNodesJob]]:
         exporters = []
         for rank in range(NODES):
             (run_dir / node(rank)).mkdir(parents=True)
-            exporters.append(servers.exporter(directory, "1", run_dir / node(rank), node(rank)))
+            exporters.append(
+                servers.exporter(directory, "1", run_dir / node(rank), node(rank), [f"--node={node(rank)}"])
+            )
         exporters.append(servers.analyzer(directory, [exporter.address for exporter in exporters]))
         job = EightNodesJob(Path(memory, "job"), RUN, run_dir, device)
         with Stack(directory, exporters) as stack:
