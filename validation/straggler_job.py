@@ -1,4 +1,4 @@
-"""Four ranks, one of which is slow in one phase: a job for torchrun that `validation/stragglers.py` starts.
+"""Four ranks, one of which is slow in one phase: a job for torchrun that `validation/layouts.py` starts.
 
     torchrun --nproc-per-node=4 -m validation.straggler_job gloo 30 ddp:forward:2 fsdp2:data_wait:0 by_hand:nothing:0
 
