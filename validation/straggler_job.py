@@ -1,14 +1,12 @@
-"""Four ranks, one of which is slow in one phase: a job for torchrun that `validation/stragglers.py` starts.
+"""Ranks, some of which are slow in one phase: a job for torchrun that `validation/layouts.py` starts.
 
-    torchrun --nproc-per-node=4 -m validation.straggler_job gloo 30 ddp:forward:2 fsdp2:data_wait:0 by_hand:nothing:0
+    torchrun --nproc-per-node=4 -m validation.straggler_job gloo 30 ddp:forward:2
 
-Ranks sleep instead of computing, because they share few cores; on the asynchronous device, the device sleeps. For each
-case rank 0 prints the records of all ranks, read as the exporter reads them.
+Ranks sleep instead of computing, because they share few cores; on the asynchronous device, the device sleeps.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -18,7 +16,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -32,10 +29,6 @@ from torch.utils.data import DataLoader
 from validation.straggler_layouts import TRAININGS, mesh
 
 import rankscope
-from rankscope.record.phases import PLANNED
-from rankscope.record.reader import read_rank
-from rankscope.record.snapshot import RankSnapshot
-from rankscope.record.writer import SUFFIX
 from rankscope.timeline import device_clock
 
 WORK_MS = float(os.environ.get("WORK_MS", "5"))
@@ -80,61 +73,20 @@ def slow_link(device: Device) -> Iterator[None]:
         yield
 
 
-def observe(case: str, steps: int, device: Device) -> dict[str, Any]:
-    """Return the phases in the records of all ranks for one case, by rank."""
-    training, phase, slow_ranks = case.split(":")
-    is_slow = phase != "nothing" and str(dist.get_rank()) in slow_ranks.split("+")
-    with slow_link(device) if is_slow and phase == LINK else nullcontext():
-        rankscope.instrument()
-        with tempfile.TemporaryDirectory() as directory:
-            train(training, steps, behavior_of(phase, is_slow), device, Path(directory))
-        dist.barrier()
-        with rankscope.phase("other"):
-            pass  # accounts for the open phase
-        dist.barrier()
-        records = [read_rank(path) for path in Path(os.environ["RANKSCOPE_RUN_DIR"]).glob(f"*{SUFFIX}")]
-        dist.barrier()
-        rankscope.uninstrument()
-    return {
-        "case": case,
-        "phases": {record.info["rank"]: judged_seconds(record) for record in records},
-        "host_phases": {record.info["rank"]: after_startup(record) for record in records},
-        "device_steps": {record.info["rank"]: record["device_steps"] for record in records},
-    }
-
-
-def after_startup(record: RankSnapshot) -> dict[str, float]:
-    """Return the host's seconds by phase."""
-    return {phase: seconds for phase, seconds in record.phase_seconds.items() if phase != "startup"}
-
-
-def judged_seconds(record: RankSnapshot) -> dict[str, float]:
-    """Return seconds by phase, measured on the device if there is one.
-
-    In that case the planned phases have the host's seconds, and the device's shares divide the rest.
-    """
-    host = after_startup(record)
-    device = {phase: seconds for phase, seconds in record.device_seconds.items() if phase not in PLANNED}
-    if not any(device.values()):
-        return host
-    planned = {phase: seconds for phase, seconds in host.items() if phase in PLANNED}
-    scale = (sum(host.values()) - sum(planned.values())) / sum(device.values())
-    return {**planned, **{phase: seconds * scale for phase, seconds in device.items()}}
-
-
 def main() -> None:
-    """Run every case, one after the other."""
+    """Train one case."""
     # Dozens of steps must suffice, so every step is measured.
     device_clock.SECONDS_PER_MARK = 0.0
     # FSDP2 warns that the result of tensor parallelism is a view; it is not changed in place here.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
-    kind, steps, *cases = sys.argv[1:]
-    with installed(kind) as device:
+    kind, steps, case = sys.argv[1:]
+    training, phase, slow_ranks = case.split(":")
+    with installed(kind) as device, tempfile.TemporaryDirectory() as directory:
         dist.init_process_group(device.backend)
-        for case in cases:
-            observed = observe(case, int(steps), device)
-            if dist.get_rank() == 0:
-                print(json.dumps(observed), flush=True)
+        is_slow = phase != "nothing" and str(dist.get_rank()) in slow_ranks.split("+")
+        with slow_link(device) if is_slow and phase == LINK else nullcontext():
+            rankscope.instrument()
+            train(training, int(steps), behavior_of(phase, is_slow), device, Path(directory))
         mesh.cache_clear()
         leave()
 
