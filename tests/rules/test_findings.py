@@ -108,6 +108,14 @@ def test_each_kind_of_finding_has_an_alert() -> None:
     assert {entry["finding"] for entry in entries if "finding" in entry} == set(SHOWN)
 
 
+def test_a_finding_without_numbers_has_only_its_advice(tmp_path: Path) -> None:
+    ratio, info = finding("copies")
+    info["series"] = info["series"].replace("It waits.", "")
+    fires = expected("RankscopeCopyBound", BEGIN + 1, firing("copies", {}, {"cause": "h2d_copy"}))
+    fires["exp_alerts"][0]["exp_annotations"]["description"] = "Look."
+    assert found(tmp_path, [ratio, info], fires) == ""
+
+
 def test_a_hang_inside_a_collective_has_that_phase(tmp_path: Path) -> None:
     alert = firing("hang", RANK, {"phase": "collective_wait"})
     shown = finding("hang", **RANK, cause="inside_collective")
