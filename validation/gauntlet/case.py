@@ -119,6 +119,8 @@ class Case:
     """Whether the dose sets how much longer a step takes."""
     healthy_seconds: float = 0.0
     """Seconds of training before the onset after which the run's usual loss is known."""
+    notified_within: float = 60.0
+    """Seconds from the onset; a later notification does not count."""
     devices: tuple[str, ...] = DEVICES
     """The devices on which it runs: cases about ranks on both, cases about GPUs alone over gloo."""
 

@@ -82,6 +82,7 @@ FAULTS = {
         alert("RankscopeGpuAllocatedIdle"),
         drawn_rank_and_gpu,
         simulated="the idle GPU",
+        notified_within=100.0,  # an exporter calls a GPU idle after a minute, also at this speed
     ),
     # A scheduler has allocated a GPU to a user who runs nothing on it.
     "f20_never_used": NodeCase(
