@@ -126,7 +126,7 @@ def gpu_series(rank: int, age: float) -> Iterator[str]:
     """Yield the lines about the rank's GPU that the rules read."""
     own = f'gpu="{rank % RANKS_PER_NODE}",uuid="GPU-{rank}"'
     yield f'rankscope_gpu_info{{{own},node="node-{rank // RANKS_PER_NODE}",name="NVIDIA H100 80GB HBM3"}} 1'
-    yield f'rankscope_gpu_state_info{{{own},state="working"}} 1'
+    yield f'rankscope_gpu_state_info{{{own},state="working",run="{RUN}",rank="{rank}",owner="0"}} 1'
     yield f'rankscope_gpu_allocation_info{{{own},source="slurm",run="{RUN}",rank="{rank}",owner="0"}} 1'
     for name, value in {
         "up": 1.0,

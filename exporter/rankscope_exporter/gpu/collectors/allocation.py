@@ -130,6 +130,14 @@ class AllocationMeter:
         return self._occupants is not None and self._occupants.has_instance(instance)
 
 
+RANKS = ("run", "rank", "owner")
+
+
+def _ranks(holders: Sequence[Holder]) -> tuple[str, ...]:
+    found = labels(holders) if holders else {}
+    return tuple(found.get(name, "") for name in RANKS)
+
+
 GPU = GpuMetrics[Allocation]()
 METRICS = (
     GPU.gauge(
@@ -143,9 +151,11 @@ METRICS = (
     ),
     GPU.gauge(
         "state_info",
-        "Current state of use of the GPU.",
-        lambda allocation: {allocation.state: 1},
+        "Current state of use of the GPU. `run`, `rank` and `owner` are those of the living ranks on it, as in "
+        "`rankscope_gpu_allocation_info`; empty without one.",
+        lambda allocation: {(allocation.state, *_ranks(allocation.holders)): 1},
         "state",
+        *RANKS,
         source="as above, and nvmlDeviceGetSamples(GPU_UTILIZATION)",
     ),
     GPU.counter(
