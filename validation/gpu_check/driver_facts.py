@@ -22,6 +22,7 @@ from rankscope_exporter.gpu.nvml.fields import ALL_LINKS
 from rankscope_exporter.gpu.nvml.gpm import RATES, RATIOS, GpmSampler
 from rankscope_exporter.registry import GPU_COLLECTORS
 
+RING_FILLS_WITHIN = 3.0  # seconds after the start of a simulated driver
 READINGS = 5
 APART = 0.12  # seconds between two readings; GPM needs more than 0.1
 RINGS = ("GPU_UTILIZATION", "MEMORY_UTILIZATION", "ENC_UTILIZATION", "DEC_UTILIZATION", "TOTAL_POWER")
@@ -77,8 +78,11 @@ def _value(field: Any) -> str:
 
 def describe_ring(device: Device, ring: int) -> str:
     """Return type, depth, period and age of a ring of samples, and whether a cursor excludes its own sample."""
-    kind, samples = pynvml.nvmlDeviceGetSamples(device.handle, ring, 0)
-    times = sorted(sample.timeStamp for sample in samples if sample.timeStamp)
+    until, times = time.monotonic() + RING_FILLS_WITHIN, list[int]()
+    while len(times) < 3 and time.monotonic() < until:  # a driver that has just started has few samples
+        kind, samples = pynvml.nvmlDeviceGetSamples(device.handle, ring, 0)
+        times = sorted(sample.timeStamp for sample in samples if sample.timeStamp)
+        time.sleep(APART)
     if len(times) < 3:
         return f"{VALUE_TYPES.get(kind)}, {len(times)} samples"
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
