@@ -29,6 +29,7 @@ TIERS = {
 BY_DIRECTORY = {
     "tests/attacks": "e2e",
     "tests/deploy/test_helm.py": "e2e",
+    "tests/deploy/test_pod_security.py": "e2e",
     "tests/docs/test_install.py": "slow",
     "tests/e2e": "e2e",
     "tests/exporter/job_report/test_report.py": "e2e",
