@@ -84,8 +84,8 @@ benchmark-exporter: venv ## measure the accuracy and the cost of the exporter, n
 	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --save
 
 gauntlet: venv servers ## inject every fault and decoy five times on both kinds of device, and score the notifications (6 hours)
-	@$(BIN)/python -m validation.gauntlet $(GAUNTLET)
-	@$(BIN)/python -m validation.gauntlet --device asynchronous $(GAUNTLET)
+	@$(BIN)/python -m validation.gauntlet $(or $(GAUNTLET),--save)
+	@$(BIN)/python -m validation.gauntlet --device asynchronous $(or $(GAUNTLET),--save)
 
 succession: venv servers ## inject two faults one after the other, simulated and real, and show what a new user sees of each (1 hour)
 	@$(BIN)/python -m validation.succession --save
@@ -101,13 +101,13 @@ nodes: venv servers ## compare the findings of a run on one node and on several,
 	@$(BIN)/python -m validation.time_to_find --nodes 2 4 --device asynchronous --save
 
 month-local: venv ## diagnose two thousand simulated days as an exporter does, and a thousand runs with a fault (6 hours)
-	@$(BIN)/python -m validation.month.local $(MONTH)
+	@$(BIN)/python -m validation.month.local $(or $(MONTH),--save)
 
 serving-pods: venv servers ## count the alerts for inference pods (TRACE=DIR with their samples; 5 minutes)
 	@$(BIN)/python -m validation.serving_pods --trace "$(or $(TRACE),$(error TRACE=DIR names no trace))" --save
 
 soak: venv servers ## inject faults at production speed while exporter, Prometheus and Alertmanager are disturbed (2 hours)
-	@$(BIN)/python -m validation.soak $(SOAK)
+	@$(BIN)/python -m validation.soak $(or $(SOAK),--save)
 
 siege: venv servers ## run every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes; SIEGE=--tls: over HTTPS)
 	@$(BIN)/python -m validation.siege --save $(SIEGE)

@@ -38,17 +38,12 @@ class Directories:
 
 
 def parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
-    """Return a parser with `--save`. With `save=Directories()` the program always writes its report."""
-    default = options.pop("save", None)
+    """Return a parser with `--save`. Without it a program prints its report, and replaces no published page."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options
     )
     text = "write the page to docs/measurements and the figures to build/measurements, or both to DIR"
-    if default:
-        text = "write the page and the figures to DIR (default: docs/measurements and build/measurements)"
-    made.add_argument(
-        "--save", type=Directories.single, nargs="?", const=Directories(), default=default, metavar="DIR", help=text
-    )
+    made.add_argument("--save", type=Directories.single, nargs="?", const=Directories(), metavar="DIR", help=text)
     return made
 
 

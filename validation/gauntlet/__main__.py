@@ -42,7 +42,7 @@ BOUND = "each fault notified with the right place and cause, no false alarm"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = report.parser(__doc__, prog="make gauntlet", save=report.Directories())
+    parser = report.parser(__doc__, prog="make gauntlet")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--doses", type=float, nargs="+", default=[LOUD], help="factors of the step time (%(default)s)")
     parser.add_argument("--only", nargs="+", metavar="CASE", default=[], help="cases whose name starts with this")
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run cases that are not in the ledger yet. Return 2 if a case is unknown or training does not work."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers and the job, too
-    ledger = options.save.ledger(_name(options))
+    ledger = (options.save or report.Directories()).ledger(_name(options))
     runs = schedule(options.seeds, options.doses, options.pairs, options.device, options.nodes)
     planned = [run for run in runs if _is_wanted(run, options.only)]
     if not planned:
@@ -94,7 +94,8 @@ def _run_all(runs: Sequence[Run], ledger: Ledger, options: argparse.Namespace) -
         for number, run in enumerate(runs, start=1):
             line = runner.run(run)
             ledger.add(line)
-            page(ledger, options).write(options.save)
+            if options.save:
+                page(ledger, options).write(options.save)
             say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}")
 
 

@@ -228,14 +228,14 @@ def _run(todo: Sequence[Task], ledger: Ledger, processes: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge runs that are not in the ledger yet, then publish. Return 1 if there is a false alarm."""
-    parser = report.parser(__doc__, prog="make month-local", save=report.Directories())
+    parser = report.parser(__doc__, prog="make month-local")
     parser.add_argument("--runs", type=int, nargs=2, metavar=("FIRST", "BEFORE"))
     parser.add_argument("--faults", type=int, nargs=2, metavar=("FIRST", "BEFORE"))
     parser.add_argument("--whole", action="store_true", help="leave out no poll, for the control")
     parser.add_argument("--nodes", type=int, default=1, help="judge the same runs on so many nodes")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)
-    ledger = options.save.ledger("month_local_runs")
+    ledger = (options.save or report.Directories()).ledger("month_local_runs")
     is_all = not (options.runs or options.faults)
     runs = range(*(options.runs or (RUNS if is_all else (0, 0))))
     faults = range(*(options.faults or (FAULTS if is_all else (0, 0))))

@@ -25,14 +25,14 @@ from validation.soak.soak import Soak
 
 def main() -> int:
     """Run the soak and publish; return 1 if a check fails."""
-    parser = report.parser(__doc__, prog="make soak", save=report.Directories())
+    parser = report.parser(__doc__, prog="make soak")
     parser.add_argument("--minutes", type=float, default=120)
     # With this seed, two hours disturb each target while an alert fires.
     parser.add_argument("--seed", type=int, default=526)
     parser.add_argument("--table", action="store_true", help="print the ledger, run nothing")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers and jobs, too
-    ledger = options.save.ledger("soak")
+    ledger = (options.save or report.Directories()).ledger("soak")
     if not options.table:
         ledger.clear()
         _run(ledger, options.minutes * 60, options.seed)
