@@ -39,7 +39,7 @@ from testing.report import Line, table
 from testing.stack import Stack
 from testing.webhook import Notification
 from validation.gauntlet.arena import QUIET_FOR, READY, Arena, become_quiet
-from validation.gauntlet.shadow import RANK_ZERO, STRAGGLER
+from validation.gauntlet.findings import RANK_ZERO, STRAGGLER
 
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.thresholds import Thresholds

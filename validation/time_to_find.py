@@ -35,10 +35,10 @@ from testing.job.launch import RANKS
 from testing.report import table
 from testing.stack import Stack, wait_for
 from testing.statistics import percentile
-from validation.gauntlet import shadow
 from validation.gauntlet.arena import Arena
 from validation.gauntlet.case import Case, Target
 from validation.gauntlet.cases import all_cases
+from validation.gauntlet.findings import scored
 from validation.gauntlet.score import judge
 
 FAULTS = {
@@ -141,19 +141,19 @@ def measure(arena: MonitoredArena, name: str, case: Case, target: Target) -> dic
         seen.extend((labels, time.time()) for labels in arena.findings() if labels not in known)
         for speed, stack in arena.stacks.items():
             notified[speed] = judge(case, target, onset, stack.webhook.notifications[first[speed] :]).line()
-        is_found = shadow.scored(seen, [(case, target)], onset)["verdicts"][0]["fired"]
+        is_found = scored(seen, [(case, target)], onset)["verdicts"][0]["fired"]
         return is_found and all(one["fired"] for one in notified.values())
 
     wait_for(has_come, onset + FOUND_WITHIN - time.time())
-    scored = shadow.scored(seen, [(case, target)], onset)
+    score = scored(seen, [(case, target)], onset)
     arena.heal()
     seconds = {speed: one["seconds"] for speed, one in notified.items()}
     return {
         "case": name,
         "is_calm": is_calm,
-        "found": scored["verdicts"][0],
+        "found": score["verdicts"][0],
         **seconds,
-        "false_alarms": scored["false_alarms"],
+        "false_alarms": score["false_alarms"],
     }
 
 

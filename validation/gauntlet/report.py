@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -11,7 +11,6 @@ from testing.job.device import ASYNCHRONOUS, GLOO
 from testing.job.launch import RANKS
 from testing.report import Line, table
 from testing.statistics import percentile
-from validation.gauntlet import shadow
 from validation.gauntlet.case import LOUD
 
 ABOUT = {
@@ -32,19 +31,14 @@ RUNBOOKS = """\
 
 Every query of an alert's runbook was run while its fault lasted. An answer is right if it is not empty (or may be
 empty, as the page says), and if a sorted one names the place of the fault first."""
-FINDINGS = """\
-## Rules and findings
-
-The exporter's own findings are scored like the notifications. Each difference of alert, rank or cause is a row; alerts
-that the exporter has no finding for are not compared."""
 VERDICTS = ("notified", "place", "cause", "resolved", "seconds")
 COLUMNS = ("case", "what", "dose", "runs", *VERDICTS, "false alarms", "simulated")
 
 
 def body(lines: Sequence[Line]) -> list[str]:
-    """Return the totals, a row for each case and dose, the queries of the runbooks, and what findings say instead."""
+    """Return the totals, a row for each case and dose, and the queries of the runbooks."""
     rows = [_row(name, dose, of_both) for (name, dose), of_both in sorted(_by(lines, "case", "dose").items())]
-    return [totals(lines), table(COLUMNS, rows), *_runbooks(lines), *_findings(lines)]
+    return [totals(lines), table(COLUMNS, rows), *_runbooks(lines)]
 
 
 def totals(lines: Sequence[Line]) -> str:
@@ -76,28 +70,6 @@ def _runbooks(lines: Sequence[Line]) -> list[str]:
         for (alert, number), ones in sorted(_by(asked, "alert", "query").items())
     ]
     return [RUNBOOKS, table(("alert", "query", "asked", "right"), rows)] if rows else []
-
-
-def _findings(lines: Sequence[Line]) -> list[str]:
-    """Return all differences between the rules' notifications and the exporter's findings."""
-    scored = [line for line in lines if "findings" in line]
-    rows = [
-        (f"`{line['case']}`", line["seed"], line.get("device", GLOO), _text(one.rules), _text(one.exporter), one.right)
-        for line in scored
-        for one in shadow.differences(line)
-    ]
-    if not scored:
-        return []
-    columns = ("case", "seed", "device", "rules", "exporter", "right")
-    return [FINDINGS, table(columns, rows) if rows else f"No difference in {len(scored)} runs."]
-
-
-def _text(labels: Mapping[str, str] | None) -> str:
-    """Return what was said: the alert, and its rank and cause if it has them."""
-    if labels is None:
-        return "nothing"
-    places = [f"{name} {labels[name]}" for name in ("rank", "cause") if labels.get(name)]
-    return ", ".join((labels["alertname"].removeprefix("Rankscope"), *places))
 
 
 def _row(name: str, dose: float, lines: Sequence[Line]) -> tuple[object, ...]:

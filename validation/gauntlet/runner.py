@@ -11,7 +11,6 @@ from typing import Any
 from testing.job.launch import JobError
 from testing.stack import wait_for
 from testing.webhook import Notification
-from validation.gauntlet import shadow
 from validation.gauntlet.arena import RUN, LoneArena
 from validation.gauntlet.case import Case, Target
 from validation.gauntlet.runbooks import ask
@@ -59,7 +58,6 @@ class Runner:
         step = self._arena.step_seconds()
         ended = time.time()
         errors = self._arena.stack.prometheus.rule_errors()
-        found = shadow.findings(self._arena.stack.prometheus, injected, ended)
         healed = self._arena.heal()
         resolved = self._resolved(healed, first)
         is_quiet = self._arena.become_quiet()
@@ -77,7 +75,6 @@ class Runner:
             "quiet_afterwards": is_quiet,
             "step_seconds": [healthy_step, step],
             "rule_errors": errors,
-            "findings": shadow.scored(found, cases, onset),
             "watched_seconds": round(time.time() - began, 1),
             "load": os.getloadavg()[0],
         }
