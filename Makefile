@@ -22,7 +22,7 @@ installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check say-check test lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways endings gauntlet succession nodes month-local serving-pods soak siege packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm demo check say-check test lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways endings gauntlet succession nodes month-local serving-pods soak siege other-servers packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -111,6 +111,10 @@ soak: venv servers ## inject faults at production speed while exporter, Promethe
 
 siege: venv servers ## run every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes; SIEGE=--tls: over HTTPS)
 	@$(BIN)/python -m validation.siege --save $(SIEGE)
+
+other-servers: venv servers ## compare the notifications with newer Prometheus, Alertmanager, and VictoriaMetrics (50 minutes)
+	@deploy/setup.sh other-servers .other-servers
+	@$(BIN)/python -m validation.other_servers --save
 
 slurm: venv servers ## check job attribution and reports with a real Slurm, as root (5 minutes)
 	@deploy/setup.sh slurm

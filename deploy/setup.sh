@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install the requirements of a `make` target: `setup.sh venv PYTHON GROUP...`, `setup.sh helm PYTHON`, or
-# `setup.sh servers|packages|slurm`.
+# `setup.sh servers|packages|slurm`, or `setup.sh other-servers DIRECTORY`.
 # A GROUP is a dependency group of pyproject.toml. If an installation fails, print in one line what to install.
 set -euo pipefail
 
@@ -102,11 +102,29 @@ install_helm() { # PYTHON
     rm -rf "$unpacked"
 }
 
+# Unpack the servers of Debian's next release, which need not be installed. apt checks their signatures.
+unpack_other_servers() { # DIRECTORY
+    [ -x "$1/usr/bin/vmalert" ] && return
+    command -v apt-get >/dev/null || fail "Debian's apt-get is needed"
+    say "downloading Prometheus, Alertmanager and VictoriaMetrics of Debian sid into $1 (once: 90 MB)"
+    local apt
+    apt=$(mktemp -d)
+    mkdir -p "$apt/lists/partial" "$apt/archives/partial" "$1"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian sid main" >"$apt/sources"
+    local options=(-qq -o "Dir::Etc::SourceList=$apt/sources" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$apt/lists"
+        -o "Dir::Cache=$apt" -o APT::Sandbox::User=root)
+    apt-get "${options[@]}" update
+    (cd "$apt" && apt-get "${options[@]}" download prometheus prometheus-alertmanager victoria-metrics)
+    for package in "$apt"/*.deb; do dpkg-deb -x "$package" "$1"; done
+    rm -rf "$apt"
+}
+
 case "${1:-}" in
     venv) shift && make_venv "$@" ;;
     servers) install_servers ;;
     packages) apt_install $PACKAGE_TOOLS ;;
     slurm) install_slurm ;;
+    other-servers) unpack_other_servers "$2" ;;
     helm) install_helm "${2:-python3}" ;;
-    *) fail "usage: setup.sh venv PYTHON GROUP... | helm PYTHON | servers | packages | slurm" ;;
+    *) fail "usage: setup.sh venv PYTHON GROUP... | helm PYTHON | servers | other-servers DIRECTORY | packages | slurm" ;;
 esac

@@ -1,11 +1,14 @@
 """Exporter, Prometheus and Alertmanager as child processes on loopback, for the demo and the end-to-end tests.
 
+With the variable `DATABASE=victoria-metrics`, VictoriaMetrics and vmalert take the place of Prometheus.
+
 The caller stops them. They leave only log files in the caller's directory.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -18,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 READY_WITHIN = 30.0  # seconds; each needs less than one on an idle machine
 STOPPED_WITHIN = 10.0
@@ -124,6 +129,23 @@ class Prometheus(Server):
         return {rule["name"]: rule["lastError"] for group in groups for rule in group["rules"] if rule.get("lastError")}
 
 
+class VictoriaMetrics(Prometheus):
+    """A VictoriaMetrics server and the vmalert that evaluates its rules."""
+
+    vmalert: Server
+
+    def start(self) -> None:
+        super().start()
+        self.vmalert.start()
+
+    def stop(self) -> None:
+        self.vmalert.stop()
+        super().stop()
+
+    def rule_errors(self) -> dict[str, str]:
+        return Prometheus.rule_errors(Prometheus("vmalert", (), self.vmalert.url, self.vmalert.log))
+
+
 def exporter(
     directory: Path,
     simulate: str,
@@ -164,7 +186,9 @@ def alertmanager(directory: Path, configuration: str) -> Server:
 
 
 def prometheus(directory: Path, configuration: str) -> Prometheus:
-    """Return a Prometheus with an empty database."""
+    """Return a Prometheus with an empty database, or what DATABASE names instead."""
+    if os.environ.get("DATABASE") == "victoria-metrics":
+        return _victoria_metrics(directory, configuration)
     port = free_port()
     path = directory / "prometheus.yml"
     path.write_text(configuration)
@@ -176,3 +200,33 @@ def prometheus(directory: Path, configuration: str) -> Prometheus:
         "--storage.tsdb.retention.time=1d",
     ]
     return Prometheus("prometheus", arguments, f"http://127.0.0.1:{port}", directory / "prometheus.log")
+
+
+def _victoria_metrics(directory: Path, configuration: str) -> VictoriaMetrics:
+    """Return a VictoriaMetrics with vmalert. Samples are visible and judged after a second, by default after 30."""
+    ports, path, config = (free_port(), free_port()), directory / "prometheus.yml", yaml.safe_load(configuration)
+    path.write_text(configuration)
+    url, vmalert = (f"http://127.0.0.1:{port}" for port in ports)
+    arguments = [
+        program("victoria-metrics"),
+        f"-promscrape.config={path}",
+        "-promscrape.config.strictParse=false",
+        f"-storageDataPath={directory / 'victoria-metrics-data'}",
+        f"-httpListenAddr={url.removeprefix('http://')}",
+        "-search.latencyOffset=1s",
+    ]
+    server = VictoriaMetrics("victoria-metrics", arguments, url, directory / "victoria-metrics.log", "/health")
+    alertmanagers = config.get("alerting", {}).get("alertmanagers", [])
+    targets = [to for one in alertmanagers for static in one["static_configs"] for to in static["targets"]]
+    arguments = [
+        program("vmalert"),
+        *(f"-rule={rules}" for rules in config.get("rule_files", [])),
+        *(f"-notifier.url=http://{to}" for to in targets or ["127.0.0.1:9"]),
+        *(f"-{name}.url={url}" for name in ("datasource", "remoteWrite", "remoteRead")),
+        f"-httpListenAddr={vmalert.removeprefix('http://')}",
+        f"-evaluationInterval={config.get('global', {}).get('evaluation_interval', '1m')}",
+        "-rule.evalDelay=1s",
+        "-remoteWrite.flushInterval=1s",
+    ]
+    server.vmalert = Server("vmalert", arguments, vmalert, directory / "vmalert.log", "/health")
+    return server
