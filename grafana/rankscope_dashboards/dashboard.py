@@ -36,14 +36,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A dashboard. `alerts` is the query of the alerts that its graphs mark."""
+    """A dashboard. `alerts` is the query of the alerts that its graphs mark, if any.
+
+    `time_range` and `refresh` are durations: what is shown at first, and how often it is updated.
+    """
 
     uid: str
     title: str
     description: str
     variables: Sequence[sdk.VariableModel]
     rows: Sequence[Row]
-    alerts: str
+    alerts: str = ""
+    time_range: str = "30m"
+    refresh: str = "15s"
 
     def to_json(self) -> str:
         """Return the dashboard's JSON with a final newline."""
@@ -55,10 +60,10 @@ class Dashboard:
             editable=False,
             graph_tooltip=sdk.DashboardCursorSync.CROSSHAIR,
             schema_version=SCHEMA_VERSION,
-            time=sdk.DashboardDashboardTime(from_val="now-30m", to="now"),
-            refresh="15s",
+            time=sdk.DashboardDashboardTime(from_val=f"now-{self.time_range}", to="now"),
+            refresh=self.refresh,
             templating=sdk.DashboardDashboardTemplating(list_val=[_datasource(), *self.variables]),
-            annotations=sdk.AnnotationContainer(list_val=[_alerts(self.alerts)]),
+            annotations=sdk.AnnotationContainer(list_val=[_alerts(self.alerts)] if self.alerts else []),
             links=[_links()],
             panels=list(_place_rows(self.rows)),
         )

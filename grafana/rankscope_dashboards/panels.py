@@ -56,6 +56,8 @@ class Panel:
     """Query only the end of the time range."""
     tabular: bool = False
     """Make a column of each label."""
+    max_data_points: int | None = None
+    """The number of steps of the time range; by default the panel's width in pixels."""
     overrides: Sequence[sdk.DashboardFieldConfigSourceOverrides] = ()
     transformations: Sequence[sdk.DataTransformerConfig] = ()
 
@@ -72,6 +74,7 @@ class Panel:
             options=self.options,
             field_config=sdk.FieldConfigSource(defaults=self.fields, overrides=list(self.overrides)),
             transformations=list(self.transformations),
+            max_data_points=self.max_data_points,
         )
 
     def _target(self, name: str, query: Query) -> Dataquery:

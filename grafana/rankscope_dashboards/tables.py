@@ -12,6 +12,9 @@ from grafana_foundation_sdk.models import dashboard as sdk
 from rankscope_dashboards.panels import Names, Panel, Query, Steps, override, thresholds, value_mappings
 
 _CELLS = common.TableFieldOptions(cell_options=common.TableAutoCellOptions(), filterable=True)
+_BACKGROUND = common.TableColoredBackgroundCellOptions(mode=common.TableCellBackgroundDisplayMode.BASIC)
+FILTERED_FROM = 100
+"""Pixels of a column whose heading has space for a filter."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,22 @@ class Column:
     title: str
     unit: str = ""
     steps: Steps = ()
+    is_filled: bool = False
+    """Color the cell by `steps`, not its text."""
     names: Names | None = None
     bar: bool = False
     """Draw the value, a ratio, as a bar."""
     is_link: bool = False
     """Link to the value, a URL. The exporter publishes no URL with a password or a query string."""
+    link: str = ""
+    """The URL that each cell links to."""
+    width: int = 0
+    """Pixels; 0 divides the rest of the table among such columns."""
+    decimals: int | None = None
+    is_wrapped: bool = False
+    """Show the whole text, in several lines."""
+    is_hidden: bool = False
+    """For links of other columns only."""
 
     def field(self, queries: int) -> str:
         """Return Grafana's name of the column before it is renamed."""
@@ -36,24 +50,41 @@ class Column:
 
     def override(self) -> sdk.DashboardFieldConfigSourceOverrides:
         """Return the column's unit, limits and colors as a Grafana override."""
-        properties: dict[str, object] = {}
+        # The table's own `noValue` is for a table without lines; it would also fill each empty cell.
+        properties: dict[str, object] = {"noValue": ""}
         if self.unit:
             properties["unit"] = self.unit
         if self.unit == "percentunit":
             properties["decimals"] = 0
         if self.steps:
-            colored = common.TableColorTextCellOptions()
-            properties |= {"thresholds": thresholds(self.steps), "custom_cellOptions": colored}
+            cell = _BACKGROUND if self.is_filled else common.TableColorTextCellOptions()
+            properties |= {"thresholds": thresholds(self.steps), "custom_cellOptions": cell}
         if self.names:
-            cell = common.TableColoredBackgroundCellOptions(mode=common.TableCellBackgroundDisplayMode.BASIC)
-            properties |= {"mappings": value_mappings(self.names), "custom_cellOptions": cell}
+            properties |= {"mappings": value_mappings(self.names), "custom_cellOptions": _BACKGROUND}
         if self.bar:
             gauge = common.TableBarGaugeCellOptions(mode=common.BarGaugeDisplayMode.BASIC)
             properties |= {"min": 0, "max": 1, "custom_cellOptions": gauge}
         if self.is_link:
             # Raw, because Grafana would encode a %20 again. Grafana rejects schemes that run code.
             properties["links"] = [{"title": "Open the page", "url": "${__value.raw:raw}", "targetBlank": True}]
-        return override(self.title, **properties)
+        return override(self.title, **properties, **self._layout())
+
+    def _layout(self) -> dict[str, object]:
+        properties: dict[str, object] = {}
+        if self.link:
+            properties["links"] = [{"title": self.title, "url": self.link}]
+        if self.decimals is not None:
+            properties["decimals"] = self.decimals
+        if self.width:
+            properties["custom_width"] = self.width
+        if 0 < self.width < FILTERED_FROM:
+            properties |= {"custom_filterable": False, "custom_wrapHeaderText": True}
+        if self.is_wrapped:
+            # The first for Grafana before 12.2.
+            properties |= {"custom_cellOptions": common.TableAutoCellOptions(wrap_text=True), "custom_wrapText": True}
+        if self.is_hidden:
+            properties["custom_hidden"] = True
+        return properties
 
 
 def table_of(
@@ -65,8 +96,12 @@ def table_of(
     width: int = 24,
     height: int = 8,
     empty: str = "-",
+    sort: str = "",
 ) -> Panel:
-    """Return a table with these columns, in this order. Other labels and values are not shown."""
+    """Return a table with these columns, in this order. Other labels and values are not shown.
+
+    `sort` is the source of the value by which its lines are sorted, the largest first; with a minus, the smallest.
+    """
     return Panel(
         "table",
         title,
@@ -79,11 +114,22 @@ def table_of(
         instant=True,
         tabular=True,
         overrides=[column.override() for column in columns],
-        transformations=_transformations(columns, len(queries)),
+        transformations=_transformations(columns, len(queries), sort),
     )
 
 
-def _transformations(columns: Sequence[Column], queries: int) -> list[sdk.DataTransformerConfig]:
+def or_words(vector: str, label: str, words: str, **labels: str) -> str:
+    """Return the query of a table's lines, or of one line with these words as the label if there are none.
+
+    Grafana shows the words of an empty table only if the table has a single query.
+    """
+    line = f'label_replace(vector(0), "{label}", "{words}", "", "")'
+    for name, text in labels.items():
+        line = f'label_replace({line}, "{name}", "{text}", "", "")'
+    return f"{vector} or on () {line}"
+
+
+def _transformations(columns: Sequence[Column], queries: int, sort: str) -> list[sdk.DataTransformerConfig]:
     fields = [column.field(queries) for column in columns]
     keep: dict[str, Any] = {"include": {"names": fields}}
     arrange: dict[str, Any] = {
@@ -91,8 +137,10 @@ def _transformations(columns: Sequence[Column], queries: int) -> list[sdk.DataTr
         "renameByName": {field: column.title for field, column in zip(fields, columns, strict=True)},
         "excludeByName": {},
     }
+    by = [{"field": Column(sort.removeprefix("-"), "").field(queries), "desc": not sort.startswith("-")}]
     return [
         sdk.DataTransformerConfig(id_val="merge", options={}),
+        *([sdk.DataTransformerConfig(id_val="sortBy", options={"sort": by})] if sort else []),
         sdk.DataTransformerConfig(id_val="filterFieldsByName", options=keep),
         sdk.DataTransformerConfig(id_val="organize", options=arrange),
     ]
