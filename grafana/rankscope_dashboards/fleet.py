@@ -12,6 +12,9 @@ from rankscope_dashboards.fleet_gpus import DOWN, IDLE_GPUS, MAP, SICK_GPUS, TRO
 from rankscope_dashboards.fleet_runs import (
     ALIVE,
     ALL_RUNS,
+    EXITS,
+    FAILED,
+    FAILURE,
     JUDGED,
     PARTLY_JUDGED,
     RUNS,
@@ -25,11 +28,9 @@ from rankscope_dashboards.tables import Column, table_of
 FIRING = 'ALERTS{alertstate="firing",alertname=~"Rankscope.+"}'
 
 
-def tile(title: str, description: str, color: str, expr: str, width: int) -> Panel:
+def tile(title: str, description: str, color: str, expr: str) -> Panel:
     """Return a tile of the first line with a number, which has the color from 1 upwards."""
-    return replace(
-        value(title, description, "none", Query(expr), steps=((0, NORMAL), (1, color)), width=width), height=3
-    )
+    return replace(value(title, description, "none", Query(expr), steps=((0, NORMAL), (1, color)), width=4), height=3)
 
 
 def with_finding(severity: str) -> str:
@@ -44,37 +45,33 @@ def count_or_zero(vector: str, watched: str) -> str:
 
 
 TILES = (
-    tile("Critical", "Runs with a critical finding of the diagnosis.", BAD, with_finding("critical"), 3),
-    tile("Warning", "Runs with a warning of the diagnosis.", CAUTION, with_finding("warning"), 3),
+    tile("Critical", "Runs with a critical finding of the diagnosis.", BAD, with_finding("critical")),
+    tile("Warning", "Runs with a warning of the diagnosis.", CAUTION, with_finding("warning")),
     tile(
-        "Not diagnosed",
+        "Not judged",
         "Live runs that no exporter or analyzer judges, or not fully: nothing, or not everything, is known about them.",
         CAUTION,
         count_or_zero(
             f"({ALIVE} unless on (run, owner) {JUDGED} or {ALIVE} and on (run, owner) {PARTLY_JUDGED})", ALIVE
         ),
-        5,
     ),
     tile(
-        "Exporters down",
-        "Nodes that an exporter has shown in the last hour and none shows now, and targets that are down.",
+        "No answer",
+        "Exporters that do not answer: nodes that one has shown in the last hour and none shows now, and targets.",
         BAD,
         count_or_zero(DOWN, "up"),
-        5,
     ),
     tile(
         "Sick GPUs",
         "GPUs that are lost, throttled, or have errors; the table below has them.",
         CAUTION,
         count_or_zero(SICK_GPUS, "rankscope_gpu_up"),
-        4,
     ),
     tile(
         "Idle GPUs",
         "GPUs that are allocated or have a process, and run no kernel.",
         CAUTION,
         count_or_zero(IDLE_GPUS, "rankscope_gpu_state_info"),
-        4,
     ),
 )
 
@@ -85,7 +82,7 @@ def change(name: str, age_of_it: str) -> str:
 
 
 RUN_STARTED = first_of_run("last_over_time(rankscope_rank_start_timestamp_seconds[1h])", "min")
-RUN_ENDED = first_of_run("last_over_time(rankscope_rank_exit_timestamp_seconds[1h])", "max")
+RUN_ENDED = f"{first_of_run(EXITS, 'max')} unless on (run, owner) {ALIVE}"
 OF_FINDING = "run, owner, kind, cause, rank, node"
 
 
@@ -96,13 +93,16 @@ def of_finding(timestamp: str) -> str:
     return f"{words} * on ({OF_FINDING}) group_left () {ages}"
 
 
+CLOSED = of_finding("rankscope_finding_end_timestamp_seconds")
 LAST_SHOWN = "time() - max by (instance, node) (max_over_time(timestamp(rankscope_exporter_ranks_alive)[1h:15s]))"
+HAS_FAILED = change("run ended", f"({RUN_ENDED} and on (run, owner) {FAILED})")
 CHANGES = " or ".join(
     (
         change("run started", RUN_STARTED),
-        change("run ended", f"({RUN_ENDED} unless on (run, owner) {ALIVE})"),
+        f'label_replace({HAS_FAILED}, "summary", "{FAILURE}", "", "")',
+        change("run ended", f"({RUN_ENDED} unless on (run, owner) {FAILED})"),
         change("finding opened", of_finding("rankscope_finding_since_timestamp_seconds")),
-        change("finding closed", of_finding("rankscope_finding_end_timestamp_seconds")),
+        change("finding closed", f"({CLOSED} unless on ({OF_FINDING}) rankscope_finding_ratio)"),
         change("exporter down", f"({LAST_SHOWN} and on (instance) {DOWN})"),
     )
 )

@@ -21,7 +21,7 @@ UP = {
     "no driver": ("no driver", CAUTION),
     "none seen": ("none seen", NORMAL),
 }
-COUNT = 70
+COUNT = 72
 """Pixels of a column with a number of GPUs."""
 GPU = "instance, gpu, uuid"
 IDLE = "allocated_no_process|process_no_work|memory_held_by_dead"
@@ -102,7 +102,7 @@ MAP = Row(
                 Column("I", "Ranks", width=COUNT),
                 Column("instance", "Instance", is_hidden=True),
             ],
-            width=18,
+            width=19,
             height=9,
             empty="no exporter has shown a node in the last hour",
             sort="A",
@@ -118,7 +118,7 @@ MAP = Row(
                     "{{state}}",
                 ),
                 colors=STATES,
-                width=6,
+                width=5,
                 empty="no exporter shows the state of a GPU",
             ),
             height=9,

@@ -23,9 +23,8 @@ ALIVE = "group by (run, owner) (rankscope_rank_up == 1)"
 JUDGED = "group by (run, owner) (rankscope_run_judged_info)"
 PARTLY_JUDGED = "group by (run, owner) (rankscope_analyzer_run_not_judged_info)"
 # Whether that is a crash, the diagnosis decides: if all ranks are gone at once, the run may have ended normally.
-FAILED = (
-    f'group by (run, owner) (rankscope_rank_exit_info{{reason=~"exception|killed"}}) unless on (run, owner) {JUDGED}'
-)
+FAILED = 'group by (run, owner) (last_over_time(rankscope_rank_exit_info{reason=~"exception|killed"}[1h]))'
+EXITS = "last_over_time(rankscope_rank_exit_timestamp_seconds[1h])"
 # Ranks that had not ended when an exporter last showed them.
 NOT_SEEN = (
     "group by (run, owner) (last_over_time(rankscope_rank_up[1h]) == 1 unless on (run, owner, rank) rankscope_rank_up)"
@@ -46,7 +45,7 @@ UNJUDGED = "No exporter or analyzer judges this run"
 HALF_JUDGED = "A node of this run does not answer the analyzer"
 FAILURE = "A rank was killed or ended with an exception"
 UNSEEN = "No exporter shows this run any more, and it had not ended"
-NO_RUN = "No exporter has shown a run in the last hour"
+NO_RUN = "No exporter shows a run"
 
 # A critical finding is worse than a warning, then the larger loss counts.
 SCORE = f"max by ({FINDING}) (10 + rankscope_finding_ratio{{severity='critical'}} or rankscope_finding_ratio)".replace(
@@ -81,12 +80,12 @@ def states() -> str:
     for state, kind in (("hung", "hang"), ("crashed", "crash")):
         found = f'label_replace({found}, "state", "{state}", "kind", "{kind}")'
     others = (
-        named("not diagnosed", 3, f"{ALIVE} unless on (run, owner) {JUDGED}", UNJUDGED, NOT_DIAGNOSED),
+        named("not judged", 3, f"{ALIVE} unless on (run, owner) {JUDGED}", UNJUDGED, NOT_DIAGNOSED),
         named("incomplete", 2, f"{ALIVE} and on (run, owner) {PARTLY_JUDGED}", HALF_JUDGED, NOT_DIAGNOSED),
         named("running", 1, ALIVE, HEALTHY, WHAT_IS_LOOKED_FOR),
         named("not seen", 4, NOT_SEEN, UNSEEN, EXPORTER_DOWN),
         named("ended", 0.5, FAILED, FAILURE, RANK_CRASHED),
-        named("ended", 0, "group by (run, owner) (rankscope_rank_up)"),
+        named("ended", 0, f"group by (run, owner) ({EXITS})"),
     )
     lines = f"topk({RUNS}, {' or on (run, owner) '.join((found, *others))})"
     return or_words(lines, "summary", NO_RUN, page=EXPORTER_DOWN)
@@ -98,7 +97,7 @@ STATES = {
     "critical": ("critical", BAD),
     "warning": ("warning", CAUTION),
     "not seen": ("not seen", CAUTION),
-    "not diagnosed": ("not diagnosed", CAUTION),
+    "not judged": ("not judged", CAUTION),
     "incomplete": ("incomplete", CAUTION),
     "running": ("running", NORMAL),
     "ended": ("ended", NEUTRAL),
@@ -112,8 +111,8 @@ FOR = " or on (run, owner) ".join(
     (
         f"max by (run, owner) ({FOUND_AGE} and on ({FINDING}) {WORST})",
         STARTED,
-        first_of_run("rankscope_rank_exit_timestamp_seconds", "max"),
-        LAST_SEEN,
+        f"({LAST_SEEN}) and on (run, owner) ({NOT_SEEN})",
+        first_of_run(EXITS, "max"),
     )
 )
 LOST_NOW = f"sum by (run, owner) (max by (run, owner, cause) (rankscope_run_lost_ratio{{{WORTH_LESS}}}))"
@@ -137,11 +136,11 @@ def all_runs() -> Panel:
     panel = table_of(
         "All runs, the worst first",
         "Each run with its worst finding; click on it for what to do. `crashed`, `hung`, `critical`, `warning`: what "
-        "the diagnosis has found. `not diagnosed`: no exporter or analyzer judges the run, so nothing is known about "
+        "the diagnosis has found. `not judged`: no exporter or analyzer judges the run, so nothing is known about "
         "it; `incomplete`: a node does not answer the analyzer. `not seen`: no exporter shows the run any more, and it "
         "had not ended. `For`: the age of the finding, or the time since the start, the end, or the last scrape. "
         "GPU-hours, and their cost if a price is set above, are those since the ranks' start. "
-        f"At most {RUNS} runs; ended ones for ten minutes.",
+        f"At most {RUNS} runs; ended ones for an hour.",
         [
             Query(states()),
             Query(FOR),
@@ -153,16 +152,16 @@ def all_runs() -> Panel:
             Query(PLACE, needs_fault=True),
         ],
         [
-            Column("state", "State", names=STATES, width=100),
+            Column("state", "State", names=STATES, width=92),
             Column("run", "Run", link=TO_RUN, width=112),
             Column("summary", "Finding", link=TO_ADVICE, is_wrapped=True),
             Column("rank", "Rank", width=46),
-            Column("node", "Node", link=TO_NODE, width=66),
-            Column("B", "For", "s", width=72, decimals=1),
+            Column("node", "Node", link=TO_NODE, width=68),
+            Column("B", "For", "s", width=74, decimals=1),
             Column("C", "Lost now", "percentunit", width=52),
-            Column("D", "GPU-hours lost", width=74),
+            Column("D", "GPU-hours lost", width=78),
             Column("E", "Cost of lost", width=62),
-            Column("F", "Last checkpoint", "s", width=86, decimals=1),
+            Column("F", "Last checkpoint", "s", width=94, decimals=1),
             Column("user", "User", width=60),
             Column("owner", "Owner", is_hidden=True),
             Column("instance", "Instance", is_hidden=True),

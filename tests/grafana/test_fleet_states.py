@@ -174,6 +174,7 @@ def lines(*found: Mapping[str, str]) -> dict[str, float]:
     return {"{" + ",".join(f'{name}="{text}"' for name, text in one.items()) + "}": 1.0 for one in found}
 
 
+FAILURE = "A rank was killed or ended with an exception"
 NO_FINDING = "No open finding"
 UNJUDGED = "No exporter or analyzer judges this run"
 MINE = {"run": "mine", "owner": "1000"}
@@ -193,12 +194,12 @@ STATES: dict[str, Sequence[dict[str, str]]] = {
         found("straggler", "warning"),
         {"run": "other", "owner": "1000", "state": "running", "summary": NO_FINDING},
     ],
-    "not judged": [{**MINE, "state": "not diagnosed", "summary": UNJUDGED}],
+    "not judged": [{**MINE, "state": "not judged", "summary": UNJUDGED}],
     "not fully judged": [{**MINE, "state": "incomplete", "summary": "A node of this run does not answer the analyzer"}],
     "exporter down": [
         {**MINE, "state": "not seen", "summary": "No exporter shows this run any more, and it had not ended"}
     ],
-    "nothing": [{"summary": "No exporter has shown a run in the last hour"}],
+    "nothing": [{"summary": "No exporter shows a run"}],
 }
 
 
@@ -215,7 +216,7 @@ def test_the_worst_run_is_first(tmp_path: Path) -> None:
         assert error(fleet, by("run", worst), lines({"run": "mine"}), tmp_path) == ""
 
 
-TILES = ("Critical", "Warning", "Not diagnosed", "Exporters down", "Sick GPUs")
+TILES = ("Critical", "Warning", "Not judged", "No answer", "Sick GPUs")
 COUNTS: dict[str, Sequence[float | None]] = {
     "healthy": (0, 0, 0, 0, 0),
     "straggler": (0, 1, 0, 0, 0),
@@ -322,7 +323,7 @@ def ended(series: Iterable[str], at: int) -> Series:
     for own in ranks:
         found[f"rankscope_rank_up{{{own}"] = always(1, at - INTERVAL) | dict.fromkeys(after, 0.0)
         found[f"rankscope_rank_exit_timestamp_seconds{{{own}"] = dict.fromkeys(after, float(at))
-        found[f'rankscope_rank_exit_info{{{own},reason="finished"'] = dict.fromkeys(after, 1.0)
+        found[f'rankscope_rank_exit_info{{{own},reason="killed"'] = dict.fromkeys(after, 1.0)
     return found
 
 
@@ -341,11 +342,16 @@ def test_the_changes_of_the_last_hour(tmp_path: Path) -> None:
     expr = f"sum by (change, run, node, summary) ({expression('fleet', CHANGES)})"
     expected = {
         '{change="run started",run="other"}': 3000.0,
-        '{change="run ended",run="other"}': 1500.0,
+        f'{{change="run ended",run="other",summary="{FAILURE}"}}': 1500.0,
         f'{{change="finding opened",run="mine",node="node-a",summary="{WORDS["straggler"]}"}}': 600.0,
         '{change="exporter down",node="node-c"}': 300.0,
     }
     assert error(fleet, expr, expected, tmp_path) == ""
+    row = {"run": "other", "state": "ended", "summary": FAILURE}
+    runs = by("run, state, summary", f"({expression('fleet', RUNS)}) < 1")
+    assert error(fleet, runs, lines(row), tmp_path) == ""
+    ages = expression("fleet", RUNS, 1)
+    assert error(fleet, f"({ages}) == 1500", {'{run="other",owner="1000"}': 1500.0}, tmp_path) == ""
 
 
 def restarted(*, is_saved: bool) -> Series:
