@@ -77,7 +77,7 @@ def tile(title: str, description: str, unit: str, expr: str) -> Panel:
 TILES = (
     tile("GPU-hours", "GPU-hours of all runs in the time range.", "none", f"sum({ALL})"),
     tile("Cost", "Their cost, at the price of a GPU-hour that is set above.", "none", priced(f"sum({ALL})")),
-    tile("GPU-hours lost", "GPU-hours that diagnosed runs have not spent on computing.", "none", f"sum({LOST})"),
+    tile("Hours lost", "GPU-hours that diagnosed runs have not spent on computing.", "none", f"sum({LOST})"),
     tile("Cost of lost", "Their cost, at the price of a GPU-hour that is set above.", "none", priced(f"sum({LOST})")),
     tile(
         "Lost",
@@ -86,7 +86,7 @@ TILES = (
         f"sum({LOST_OF_RUN}) / sum({ALL} and on (run, owner) {LOST_OF_RUN})",
     ),
     tile(
-        "Not diagnosed",
+        "Not judged",
         "GPU-hours of runs that no exporter or analyzer has judged: what they have lost is unknown.",
         "none",
         f"sum({ALL} unless on (run, owner) {LOST_OF_RUN})",
@@ -170,11 +170,11 @@ BY_CAUSE_AND_USER = Row(
             ],
             [
                 Column("user", "User"),
-                Column("owner", "Owner", width=70),
-                Column("A", "GPU-hours", width=84),
-                Column("C", "Cost", width=84),
-                Column("B", "GPU-hours lost", width=84),
-                Column("D", "Cost of lost", width=84),
+                Column("owner", "Owner", width=56),
+                Column("A", "GPU-hours", width=70),
+                Column("C", "Cost", width=70),
+                Column("B", "GPU-hours lost", width=70),
+                Column("D", "Cost of lost", width=70),
             ],
             width=12,
             height=10,

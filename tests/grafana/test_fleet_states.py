@@ -40,29 +40,29 @@ def growing(rate: float, until: int = NOW, reset_at: int = NOW + 1) -> Values:
     return {time: rate * (time - (reset_at if time >= reset_at else 0)) for time in TIMES if time <= until}
 
 
-def node(name: str = "node-a", labels: str = EXPORTER, until: int = NOW) -> Series:
-    """Return a node with two GPUs. Its exporter answers until then."""
+def node(name: str = "node-a", labels: str = EXPORTER, until: int = NOW, gpus: int = 2) -> Series:
+    """Return a node whose exporter answers until then."""
     found: Series = {
         f"up{{{labels}": always(1, until) | {time: 0.0 for time in TIMES if time > until},
         f"rankscope_exporter_build_info{{{labels}": always(1, until),
         f"rankscope_exporter_time_seconds{{{labels}": {time: float(time) for time in TIMES if time <= until},
         f'rankscope_exporter_ranks_alive{{{labels},node="{name}"': always(2, until),
         f"rankscope_exporter_nvml_up{{{labels}": always(1, until),
-        f"rankscope_exporter_gpus_expected{{{labels}": always(2, until),
-        f"rankscope_exporter_gpus_seen{{{labels}": always(2, until),
+        f"rankscope_exporter_gpus_expected{{{labels}": always(gpus, until),
+        f"rankscope_exporter_gpus_seen{{{labels}": always(gpus, until),
         f"rankscope_exporter_gpus_released{{{labels}": always(0, until),
     }
-    for gpu in range(2):
+    for gpu in range(gpus):
         own = f'{labels},gpu="{gpu}",uuid="{name}-{gpu}"'
         found[f"rankscope_gpu_up{{{own}"] = always(1, until)
         found[f'rankscope_gpu_state_info{{{own},state="working"'] = always(1, until)
     return found
 
 
-def run(labels: str = RUN, until: int = NOW, *, is_judged: bool = True) -> Series:
-    """Return a run of two ranks that began with the first scrape, and is shown until then."""
+def run(labels: str = RUN, until: int = NOW, *, ranks: int = 2, is_judged: bool = True) -> Series:
+    """Return a run that began with the first scrape, and is shown until then."""
     found: Series = {}
-    for rank in range(2):
+    for rank in range(ranks):
         own = f'{labels},rank="{rank}"'
         found |= {
             f"rankscope_rank_up{{{own}": always(1, until),
@@ -238,6 +238,14 @@ def test_a_tile_is_zero_only_if_it_is_known(state: str, tmp_path: Path) -> None:
         assert error(FLEETS[state], expression("fleet", tile), expected, tmp_path) == "", tile
 
 
+def test_no_query_has_a_line_for_each_rank_or_gpu(tmp_path: Path) -> None:
+    fleet = {**FLEETS["straggler"], **node(gpus=40), **run(ranks=40)}
+    asked = [one for one in panel_queries(interval="5m", time_range="1h") if one.dashboard in {"fleet", "cost"}]
+    assert len(asked) > 40
+    expr = " or ".join(f'label_replace(count({one.expr}) > 10, "panel", "{one.panel}", "", "")' for one in asked)
+    assert error(fleet, expr, {}, tmp_path) == ""
+
+
 def test_the_loss_and_the_age_of_a_run(tmp_path: Path) -> None:
     own = '{run="mine",owner="1000"}'
     for number, value in enumerate((600, 0.25, 1.0), 1):
@@ -366,7 +374,7 @@ def restarted(*, is_saved: bool) -> Series:
 
 @pytest.mark.parametrize("fleet", [HEALTHY, restarted(is_saved=True), restarted(is_saved=False)])
 def test_a_restart_does_not_distort_the_cost(fleet: Series, tmp_path: Path) -> None:
-    for tile, value in {"GPU-hours": 2.0, "GPU-hours lost": 0.5, "Lost": 0.25}.items():
+    for tile, value in {"GPU-hours": 2.0, "Hours lost": 0.5, "Lost": 0.25}.items():
         expr = f"abs({expression('cost', tile)} / {value} - 1) < bool 0.1"
         assert error(fleet, expr, {"{}": 1.0}, tmp_path) == "", tile
 
@@ -387,4 +395,4 @@ def test_a_run_that_nothing_diagnoses_has_a_cost_but_no_loss(tmp_path: Path) -> 
     assert error(fleet, by("run", expression("cost", "By run")), lines({"run": "mine"}), tmp_path) == ""
     for number in (1, 2, 4, 5):
         assert error(fleet, expression("cost", "By run", number, price="2.5"), {}, tmp_path) == ""
-    assert error(fleet, f"{expression('cost', 'Not diagnosed')} > bool 1", {"{}": 1.0}, tmp_path) == ""
+    assert error(fleet, f"{expression('cost', 'Not judged')} > bool 1", {"{}": 1.0}, tmp_path) == ""
