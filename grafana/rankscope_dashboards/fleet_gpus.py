@@ -21,7 +21,7 @@ UP = {
     "no driver": ("no driver", CAUTION),
     "none seen": ("none seen", NORMAL),
 }
-COUNT = 72
+COUNT = 74
 """Pixels of a column with a number of GPUs."""
 GPU = "instance, gpu, uuid"
 IDLE = "allocated_no_process|process_no_work|memory_held_by_dead"
@@ -87,19 +87,17 @@ MAP = Row(
                 Query(shown(gpus_in("suspected_hang")), needs_fault=True),
                 Query(shown(gpus_in("unknown")), needs_fault=True),
                 Query(shown(LOST), needs_fault=True),
-                Query(shown("max by (instance) (rankscope_exporter_ranks_alive)")),
             ],
             [
                 Column("node", "Node", link=TO_NODE),
                 Column("exporter", "Exporter", names=UP, width=76),
+                Column("H", "Lost", steps=((None, NORMAL), (1, BAD)), is_filled=True, width=COUNT),
+                column("F", "Hang", "suspected_hang"),
+                column("E", "Held", "memory_held_by_dead"),
+                column("D", "Idle", "process_no_work"),
                 column("B", "Working", "working"),
                 column("C", "Free", "free"),
-                column("D", "Idle", "process_no_work"),
-                column("E", "Held", "memory_held_by_dead"),
-                column("F", "Hang", "suspected_hang"),
                 column("G", "Unknown", "unknown"),
-                Column("H", "Lost", steps=((None, NORMAL), (1, BAD)), is_filled=True, width=COUNT),
-                Column("I", "Ranks", width=COUNT),
                 Column("instance", "Instance", is_hidden=True),
             ],
             width=19,
@@ -199,16 +197,16 @@ TROUBLE = Row(
                 Query(on_node(SICK["throttled"]), needs_fault=True),
             ],
             [
-                Column("node", "Node", link=TO_NODE, width=120),
-                Column("gpu", "GPU", width=56),
+                Column("node", "Node", link=TO_NODE, width=90),
+                Column("gpu", "GPU", width=50),
                 Column("fault", "Fault", is_wrapped=True),
-                Column("B", "XID ago", "s", width=90, decimals=1),
-                Column("C", "Errors", width=70),
+                Column("B", "XID ago", "s", width=82, decimals=1),
+                Column("C", "Errors", width=64),
                 Column("D", "Throttled", "percentunit", width=80),
                 Column("instance", "Instance", is_hidden=True),
             ],
             width=14,
-            height=7,
+            height=9,
             empty="no exporter shows a sick GPU",
         ),
         table_of(
@@ -230,7 +228,7 @@ TROUBLE = Row(
                 Column("B", "Longest idle", "s", width=80, decimals=1),
             ],
             width=10,
-            height=7,
+            height=9,
             empty=NO_IDLE,
             sort="A",
         ),
