@@ -16,6 +16,7 @@ from rankscope_dashboards.fleet_runs import (
     FAILED,
     FAILURE,
     JUDGED,
+    NODES,
     PARTLY_JUDGED,
     RUNS,
     first_of_run,
@@ -81,7 +82,8 @@ def change(name: str, age_of_it: str) -> str:
     return f'label_replace({age_of_it} < 3600, "change", "{name}", "", "")'
 
 
-RUN_STARTED = first_of_run("last_over_time(rankscope_rank_start_timestamp_seconds[1h])", "min")
+# Rank 0 is enough: all ranks of a run start together.
+RUN_STARTED = first_of_run('last_over_time(rankscope_rank_start_timestamp_seconds{rank="0"}[1h])', "min")
 RUN_ENDED = f"{first_of_run(EXITS, 'max')} unless on (run, owner) {ALIVE}"
 OF_FINDING = "run, owner, kind, cause, rank, node"
 
@@ -90,7 +92,8 @@ def of_finding(timestamp: str) -> str:
     """Return the query of the ages of findings of the last hour, with their words."""
     ages = f"min by ({OF_FINDING}) ({age(f'last_over_time({timestamp}[1h])')})"
     words = f"topk by ({OF_FINDING}) (1, group by ({OF_FINDING}, summary) (last_over_time(rankscope_finding_info[1h])))"
-    return f"{words} * on ({OF_FINDING}) group_left () {ages}"
+    found = f"({words} * on ({OF_FINDING}) group_left () {ages})"
+    return f"({found} * on (node) group_left (instance) topk by (node) (1, {NODES}) or on ({OF_FINDING}) {found})"
 
 
 CLOSED = of_finding("rankscope_finding_end_timestamp_seconds")

@@ -16,7 +16,8 @@ DOCUMENTATION = "https://github.com/rankscope/rankscope/blob/main/docs"
 KEPT = "${datasource:queryparam}&${__url_time_range}"
 """What each link to a dashboard keeps: the Prometheus and the time range."""
 # Percent-encoded, because a run's name may have an `&`.
-TO_RUN = f"/d/rankscope-run?var-run=${{__data.fields.Run:percentencode}}&var-owner=${{__data.fields.Owner}}&{KEPT}"
+OF_RUN = "var-run=${__data.fields.Run:percentencode}&var-owner=${__data.fields.Owner:percentencode}"
+TO_RUN = f"/d/rankscope-run?{OF_RUN}&{KEPT}"
 TO_NODE = f"/d/rankscope-node?var-instance=${{__data.fields.Instance:percentencode}}&{KEPT}"
 TO_ADVICE = f"{DOCUMENTATION}/${{__data.fields.Page.text}}.md"
 

@@ -347,12 +347,13 @@ def test_the_changes_of_the_last_hour(tmp_path: Path) -> None:
         **node("node-c", 'job="exporters",instance="c:10417"', until=NOW - 300),
         **short,
     }
-    expr = f"sum by (change, run, node, summary) ({expression('fleet', CHANGES)})"
+    expr = f"sum by (change, run, node, instance, summary) ({expression('fleet', CHANGES)})"
+    on_a = 'node="node-a",instance="a:10417"'
     expected = {
         '{change="run started",run="other"}': 3000.0,
         f'{{change="run ended",run="other",summary="{FAILURE}"}}': 1500.0,
-        f'{{change="finding opened",run="mine",node="node-a",summary="{WORDS["straggler"]}"}}': 600.0,
-        '{change="exporter down",node="node-c"}': 300.0,
+        f'{{change="finding opened",run="mine",{on_a},summary="{WORDS["straggler"]}"}}': 600.0,
+        '{change="exporter down",node="node-c",instance="c:10417"}': 300.0,
     }
     assert error(fleet, expr, expected, tmp_path) == ""
     row = {"run": "other", "state": "ended", "summary": FAILURE}
