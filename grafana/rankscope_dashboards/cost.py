@@ -17,7 +17,7 @@ from rankscope_dashboards.tables import Column, or_words, table_of
 
 SHOWN = 100
 """The most lines of a table."""
-STEPS = 200
+STEPS = 100
 """The steps of the time range in which accounts are compared."""
 OUTAGE = "1h"
 """An account that is seen again after a longer time counts as a new one, as in `rankscope report --by`."""
@@ -34,7 +34,7 @@ def accounts(window: str, ago: str = "") -> str:
     """Return the query of the GPU seconds in each node's account of a run, as last seen in this window."""
     # Without the analyzer's accounts, which are of the same ranks.
     account = f'last_over_time(rankscope_run_gpu_seconds{{node!=""}}[{window}]{ago})'
-    return f"sum by (run, owner, node) (max by (run, owner, node, cause) ({account}))"
+    return f"max by (run, owner, node) (sum without (cause) ({account}))"
 
 
 def gained(before: str) -> str:
@@ -171,10 +171,10 @@ BY_CAUSE_AND_USER = Row(
             [
                 Column("user", "User"),
                 Column("owner", "Owner", width=56),
-                Column("A", "GPU-hours", width=70),
-                Column("C", "Cost", width=70),
-                Column("B", "GPU-hours lost", width=70),
-                Column("D", "Cost of lost", width=70),
+                Column("A", "GPU-hours", width=64),
+                Column("C", "Cost", width=64),
+                Column("B", "GPU-hours lost", width=64),
+                Column("D", "Cost of lost", width=64),
             ],
             width=12,
             height=10,
