@@ -44,7 +44,10 @@ def title(run: RunReport) -> str:
 
 
 def summary(run: RunReport) -> Iterator[str]:
-    """Yield the run's ranks, its step time, its useful GPU time, and the causes of lost time."""
+    """Yield the run's ranks, its step time, its useful GPU time, and the causes of lost time.
+
+    A finding has a number of its own for its cause, so that the causes are left out next to one.
+    """
     here = " here" * (run.not_judged == ELSEWHERE)
     if not run.living:
         yield f"ended{here}"
@@ -60,8 +63,9 @@ def summary(run: RunReport) -> Iterator[str]:
         yield f"{percent(run.useful_ratio)} of the GPU time is useful{window}"
     if (unknown := run.lost.get("unknown", 0.0)) >= MIN_SHOWN:
         yield f"{percent(unknown)} unknown: the GPUs have not been measured yet"
+    known = {} if run.findings else run.lost
     if lost := [
-        f"{cause} {percent(ratio)}" for cause, ratio in run.lost.items() if ratio >= MIN_SHOWN and cause != "unknown"
+        f"{cause} {percent(ratio)}" for cause, ratio in known.items() if ratio >= MIN_SHOWN and cause != "unknown"
     ]:
         yield f"lost: {', '.join(lost[:CAUSES_SHOWN])}"
 
@@ -131,7 +135,7 @@ def now(rank: RankReport) -> str:
         ago = "" if rank.ended_seconds is None else f", {duration(rank.ended_seconds)} ago"
         return f"{rank.ended or 'ended'}{ago}"
     seconds = rank.phase_seconds or 0.0
-    return f"{rank.phase} for {duration(seconds)}" if seconds >= 1.0 else rank.phase or ""
+    return f"{rank.phase} for {duration(seconds)}" if rank.phase and seconds >= 1.0 else rank.phase or ""
 
 
 def now_mark(run: RunReport, rank: RankReport) -> Mark:
