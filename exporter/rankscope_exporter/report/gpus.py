@@ -108,7 +108,7 @@ class GpuReport:
 
 @dataclass(frozen=True)
 class GpuProblem:
-    """A problem of a GPU that alerts, or will if it lasts. `gpu` and `uuid` are empty if the driver does not list it."""
+    """A GPU's problem that alerts, or will if it lasts. `gpu` and `uuid` are empty if the driver does not list it."""
 
     kind: str
     cause: str

@@ -47,7 +47,7 @@ nav{margin-top:2rem}nav a{margin-right:1.2em}p{margin:.3rem 0}
 .verdict .advice,.verdict .age,.verdict .evidence{font-size:.95rem;display:block}
 .age,.dim,.pending,.legend,.rate{color:var(--dim)}.verdict p.pending,.pending,.dim,.legend,.rate{font-size:.9rem}
 #stale{margin:.8rem 0;padding:.6rem .9rem;border:2px solid var(--bad);color:var(--bad);font-weight:600}
-main.lost{filter:grayscale(1);opacity:.55}main.lost .verdict::before{content:"Last known:";font-weight:600}
+main.lost{filter:grayscale(1);opacity:.7}main.lost .verdict::before{content:"Last known:";font-weight:600}
 .heard{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.25rem .7rem .25rem 0;border-bottom:1px solid var(--line);white-space:nowrap}

@@ -43,7 +43,7 @@ def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Verdict:
     found = [one for run in node.runs for one in run.findings]
     alerts = [one for one in node.gpu_problems if not one.remaining_seconds]
     problems: list[Problem] = sorted([*found, *alerts], key=lambda one: one.severity)
-    others = [gpu for gpu in gpus if gpu.problem and not _is_named(gpu, alerts)]
+    others = [gpu for gpu in gpus if gpu.problem and not _is_named(gpu, node.gpu_problems)]
     unknown = describe.undiagnosed(node.runs)
     is_pending = _is_pending(node)
     html = f'<p class="said">No data about the ranks: {prose(error)}.</p>' if error else ""
@@ -61,9 +61,11 @@ def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Verdict:
     return Verdict(kind, short + " yet" * (is_pending and short == "No problem"), html + _notes(node))
 
 
-def _is_named(gpu: GpuReport, alerts: Sequence[GpuProblem]) -> bool:
-    """Return whether an alert says what the GPU's own problem says."""
-    return any(one.uuid == gpu.uuid and one.kind in ("gpu_lost", "gpu_memory_held") for one in alerts)
+def _is_named(gpu: GpuReport, problems: Sequence[GpuProblem]) -> bool:
+    """Return whether an alert, or what may become one, says what the GPU's own problem says."""
+    own = [one for one in problems if one.uuid == gpu.uuid]
+    is_lost = any(one.kind == "gpu_lost" and not one.remaining_seconds for one in own)
+    return is_lost or (gpu.state == "memory_held_by_dead" and any(one.kind == "gpu_memory_held" for one in own))
 
 
 def _is_pending(node: NodeReport) -> bool:
@@ -72,8 +74,8 @@ def _is_pending(node: NodeReport) -> bool:
 
 
 def _problem(one: Problem) -> str:
-    kind, is_event = "bad" if one.severity == "critical" else "warn", one.kind == "gpu_xid"
-    age = f"{duration(one.age_seconds)} ago" if is_event else f"for {duration(one.age_seconds)}"
+    kind = "bad" if one.severity == "critical" else "warn"
+    age = f"{duration(one.age_seconds)} ago" if one.kind == "gpu_xid" else f"for {duration(one.age_seconds)}"
     evidence = f'<span class="evidence">{prose(one.evidence)}</span>' if isinstance(one, GpuProblem) else ""
     runbook = f'<a rel="noreferrer" href="{RUNBOOKS}/{ALERTS[one.kind]}.md">runbook</a>' if one.kind in ALERTS else ""
     return (

@@ -134,6 +134,18 @@ def test_what_will_alert_if_it_lasts_is_shown_as_such(run_dir: Path) -> None:
     assert "(it has not lasted long enough, 5 min more)" in body(page)
 
 
+def test_memory_of_a_dead_process_is_shown_once(run_dir: Path) -> None:
+    families = page_states.held()
+    families["gpu_state_info"] = page_states.without_rank(2, "memory_held_by_dead", page_states.NOW)["gpu_state_info"]
+    assert said(render(State(families, page_states.no_run(run_dir)))) == SAID["held memory"]
+    families["gpu_memory_unused_since_timestamp_seconds"] = [
+        (page_states.gpu(2, since="kernel"), page_states.NOW - 300.0)
+    ]
+    page = render(State(families, page_states.no_run(run_dir)))
+    assert said(page) == ["No problem found yet in 4 GPUs."]
+    assert "its memory is allocated (it has not lasted long enough, 5 min more)" in body(page)
+
+
 def test_a_node_without_a_run_says_how_to_start_one(run_dir: Path) -> None:
     page = render(state("no run", run_dir))
     assert "with <code>rankscope run -- torchrun train.py</code>." in page
