@@ -76,7 +76,7 @@ class Browser:
         """Open a page, and return it when it has loaded."""
         target = self.command("Target.createTarget", url="about:blank")["targetId"]
         tab = Tab(self, self.command("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
-        tab.command("Page.enable")
+        tab.command("Page.bringToFront")  # the page's script waits while it is hidden
         tab.command("Page.navigate", url=url)
         tab.run("new Promise(done=>document.readyState=='complete'?done():addEventListener('load',()=>done()))")
         return tab

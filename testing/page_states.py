@@ -93,8 +93,8 @@ def changed(index: int, **values: float | Mapping[str, str] | None) -> Families:
 
 def without_rank(index: int, state: str, since: float, **more: float) -> Families:
     """Return these GPUs with one that no rank has, in this state, on which no kernel has run since a time."""
-    nobody = {"run": "", "rank": "", "owner": ""}
-    info = {"state_info": {"state": state, **nobody}, "allocation_info": {"source": "slurm", "user": "eve", **nobody}}
+    no_rank = {"run": "", "rank": "", "owner": ""}
+    info = {"state_info": {"state": state, **no_rank}, "allocation_info": {"source": "slurm", "user": "eve", **no_rank}}
     return changed(index, **info, last_busy_timestamp_seconds=since, **more)
 
 

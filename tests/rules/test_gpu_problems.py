@@ -128,7 +128,7 @@ def page_of(number: int) -> Page:
 
 
 class Page:
-    """What the status pages of all exporters show of their GPUs during a test."""
+    """The GPUs' problems that the status pages of all exporters show during a test."""
 
     def __init__(self, case: Case) -> None:
         self.series = case.series()

@@ -1,4 +1,4 @@
-"""How busy each GPU and how fast each run was in the last ten minutes, for the charts of the status page."""
+"""The busy time of each GPU and the speed of each run in the last ten minutes, for the charts of the status page."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ nav{margin-top:2rem}nav a{margin-right:1.2em}p{margin:.3rem 0}
 .verdict .advice,.verdict .age,.verdict .evidence{font-size:.95rem;display:block}
 .age,.dim,.pending,.legend,.rate{color:var(--dim)}.verdict p.pending,.pending,.dim,.legend,.rate{font-size:.9rem}
 #stale{margin:.8rem 0;padding:.6rem .9rem;border:2px solid var(--bad);color:var(--bad);font-weight:600}
-main.lost{filter:grayscale(1);opacity:.7}main.lost .verdict::before{content:"Last known:";font-weight:600}
+main.lost{filter:grayscale(1)}main.lost *{color:var(--dim)!important}main.lost svg{opacity:.5}
+main.lost .verdict::before{content:"Last known:";font-weight:600}
 .heard{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.25rem .7rem .25rem 0;border-bottom:1px solid var(--line);white-space:nowrap}
@@ -110,17 +111,17 @@ async function refresh(){{
   const answer=await fetch(shown+location.search,options);
   if(!answer.ok)throw{{status:answer.status}};
   const page=new DOMParser().parseFromString(await answer.text(),"text/html"),main=page.querySelector("main");
-  if(!main)throw{{status:"that is no page of Rankscope"}};
+  if(!main)throw{{status:"with another page"}};
   keepSelection(()=>{{for(const part of ["header","main"])merge(find(part),page.querySelector(part))}});
   document.title=name=page.title;read=Date.now();
   const verdict=said();
   if(shape(verdict)!==heard){{heard=shape(verdict);find("#heard").textContent=verdict}}
 }}
 function lose(error){{
-  const why=error.status?`gets the answer ${{error.status}}`:"gets no answer",passed=Math.round((Date.now()-read)/1000);
+  const why=error.status?`answers ${{error.status}}`:"does not answer",passed=Math.round((Date.now()-read)/1000);
   const since=new Date(read).toLocaleTimeString();
   find("main").classList.add("lost");
-  find("#stale").textContent=`This page ${{why}}. What it shows is from ${{since}}, ${{time(passed)}} ago.`;
+  find("#stale").textContent=`Rankscope ${{why}}. What follows is from ${{since}}, ${{time(passed)}} ago.`;
   find("#stale").hidden=false;
   document.title=`No answer · ${{name}}`;
 }}

@@ -1,4 +1,4 @@
-"""What the status page says in each state of a node, and that it says nothing false if a fact is missing."""
+"""The status page names the problem in each state of a node, and says nothing false if a fact is missing."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(chromium.program() is None, reason=chromium.MISS
 LOOK = """({
   stale: document.querySelector("#stale").hidden ? "" : document.querySelector("#stale").textContent,
   title: document.title,
-  dimmed: getComputedStyle(document.querySelector("main")).opacity < 1,
+  dimmed: getComputedStyle(document.querySelector("main")).filter != "none",
   before: getComputedStyle(document.querySelector(".verdict"), "::before").content,
   verdict: document.querySelector(".verdict").textContent,
   heard: document.querySelector("#heard").textContent,
@@ -69,7 +69,7 @@ def test_a_page_whose_exporter_has_ended_is_grey_and_says_since_when(browser: Br
     with shown(browser, pages["healthy"]) as (_, tab):
         assert look(tab) == {**look(tab), "stale": "", "dimmed": False, "before": "none"}
     seen = look(tab)
-    assert seen["stale"].startswith("This page gets no answer. What it shows is from ")
+    assert seen["stale"].startswith("Rankscope does not answer. What follows is from ")
     assert seen["title"] == "No answer · No problem · node-a · Rankscope exporter"
     assert seen["dimmed"]
     assert seen["before"] == '"Last known:"'
@@ -81,7 +81,7 @@ def test_a_page_whose_exporter_answers_an_error_looks_lost_until_it_answers_agai
     with shown(browser, pages["healthy"]) as (exporter, tab):
         exporter.status = 503
         seen = look(tab)
-        assert seen["stale"].startswith("This page gets the answer 503. ")
+        assert seen["stale"].startswith("Rankscope answers 503. ")
         assert seen["dimmed"]
         exporter.status = 200
         seen = look(tab)
@@ -92,7 +92,7 @@ def test_a_page_whose_exporter_answers_an_error_looks_lost_until_it_answers_agai
 def test_another_servers_page_is_not_taken_for_the_exporters(browser: Browser, pages: dict[str, str]) -> None:
     with shown(browser, pages["healthy"]) as (exporter, tab):
         exporter.page = "<h1>Sign in</h1>"
-        assert "is no page of Rankscope" in look(tab)["stale"]
+        assert look(tab)["stale"].startswith("Rankscope answers with another page. ")
 
 
 def test_a_page_whose_exporter_is_stopped_looks_lost(browser: Browser, run_dir: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_page_whose_exporter_is_stopped_looks_lost(browser: Browser, run_dir: 
             seen = look(tab)
         finally:
             process.send_signal(signal.SIGCONT)
-        assert seen["stale"].startswith("This page gets no answer. ")
+        assert seen["stale"].startswith("Rankscope does not answer. ")
         assert seen["title"].startswith("No answer · ")
         assert seen["dimmed"]
 
