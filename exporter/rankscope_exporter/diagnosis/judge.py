@@ -322,11 +322,16 @@ class RunJudge:
         return [one for one in states if one.kind in STANDSTILLS and (one.lasted or 0.0) > STALLED_STEPS * a_step]
 
     def _is_explained(self, at: float, candidate: Candidate, others: Sequence[Candidate]) -> bool:
-        """Return whether another finding explains the candidate, or did so recently: the two do not end together."""
+        """Return whether another finding explains the candidate, or did so recently: the two do not end together.
+
+        A loss that was explained and is small now is nothing of its own.
+        """
+        limits, key = self._thresholds, key_of(candidate)
         if explanation(candidate, others):
-            self._explained[key_of(candidate)] = at
-        lasts = max(self._thresholds.release_seconds, ENDS_LATE.get(candidate.kind, 0.0) * candidate.needed)
-        return at - self._explained.get(key_of(candidate), -inf) <= lasts
+            self._explained[key] = at
+        lasts = max(limits.release_seconds, ENDS_LATE.get(candidate.kind, 0.0) * candidate.needed)
+        is_small = key in self._losses.open and candidate.ratio < limits.release * limits.loss
+        return at - self._explained.get(key, -inf) <= (inf if is_small and key in self._explained else lasts)
 
     def _pending_states(
         self, at: float, window: Window, states: Sequence[Candidate], found: Sequence[Candidate]
