@@ -12,6 +12,7 @@ from typing import Any
 from rankscope.record import phases
 from rankscope_exporter.diagnosis import lost
 from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, key_of
+from rankscope_exporter.diagnosis.detectors.hang import KIND as HANG
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
@@ -73,6 +74,12 @@ class Verdict:
     undecided_seconds: float = 0.0
     """The last seconds of each rank that `new_gpu_seconds` leaves for later, because the run may hang, or because no
     measured step explains them yet."""
+
+    @property
+    def may_hang(self) -> bool:
+        """Return whether the run hangs, or will if it goes on like this: its waits and lags are from before that."""
+        candidates = (one.candidate for one in (*self.findings, *self.pending))
+        return any(candidate.kind == HANG for candidate in candidates)
 
 
 class RunJudge:

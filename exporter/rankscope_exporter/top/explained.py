@@ -65,7 +65,7 @@ def _no_finding(run: RunReport) -> str:
     if not any(map(describe.is_growing, run.pending)):
         return "No problem found."
     hang = next((one for one in run.pending if one.kind == "hang"), None)
-    stalled = min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0)
+    stalled = describe.stalled(run)
     if hang is None or hang.rank is None or hang.cause == INSIDE:
         return "No finding yet." if hang is None else f"No finding yet: no progress for {duration(stalled)}."
     return f"No finding yet: no progress for {duration(stalled)}, rank {hang.rank} in {hang.cause}."

@@ -119,4 +119,4 @@ def test_what_a_finding_explains_is_shown_only_on_request(run_dir: Path) -> None
 def test_the_summary_names_the_time_that_it_is_about(run_dir: Path) -> None:
     run = JudgedJob(run_dir).trained(10).train(20)
     assert run.window_seconds is not None
-    assert f"is useful (last {duration(run.window_seconds)})" in next(as_lines([run]))
+    assert f"of its GPU time in the last {duration(run.window_seconds)}: 89% useful" in next(as_lines([run]))
