@@ -78,7 +78,7 @@ class RunReport:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """All runs: living ones first, and among those the ones with findings."""
+    """All runs: living ones first, and among those the worst."""
 
     at: float
     """The unix time of the readings."""
@@ -174,8 +174,14 @@ def _by_run(ranks: Sequence[Rank]) -> Mapping[Run, Sequence[Rank]]:
 
 
 def ordered(runs: Sequence[RunReport]) -> Sequence[RunReport]:
-    """Return the runs in the order of display: living ones first, and among those the ones with findings."""
-    return sorted(runs, key=lambda one: (not one.living, not one.findings, one.run, one.owner))
+    """Return the runs in the order of display: living ones first, and among those the worst."""
+    return sorted(runs, key=lambda one: (not one.living, *_severity(one), one.run, one.owner))
+
+
+def _severity(run: RunReport) -> tuple[object, ...]:
+    """Return a key that sorts critical findings first, then the largest warnings, then runs without a finding."""
+    is_critical = any(one.severity == "critical" for one in run.findings)
+    return not is_critical, not run.findings, -max((one.ratio for one in run.findings), default=0.0)
 
 
 def _run(

@@ -13,6 +13,7 @@ from rankscope.record.quantities import duration
 from rankscope_exporter.diagnosis.standstill import INSIDE
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
+from rankscope_exporter.report.findings import FindingReport
 from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.command import silence_logs, wait_until_judged
 from rankscope_exporter.top.node import watch_node
@@ -32,9 +33,10 @@ def explain(run_dirs: Sequence[Path], run: str | None, owner: str | None, *, wit
         except OutdatedError:
             return False
     width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
+    is_short = len(selected) > 1 and not with_explained
     lines = [
         "No Prometheus answers. Based on the last seconds of the ranks on this machine:",
-        *as_lines(selected, with_explained=with_explained),
+        *(in_short(selected) if is_short else as_lines(selected, with_explained=with_explained)),
     ]
     sys.stdout.writelines(f"{wrapped}\n" for line in lines for wrapped in _wrap(printable(line), width))
     return True
@@ -50,7 +52,7 @@ def as_lines(runs: Sequence[RunReport], *, with_explained: bool = False) -> Iter
     for run in runs:
         yield f"{describe.title(run)}: {', '.join(describe.summary(run))}"
         for one in run.findings[:FINDINGS_SHOWN]:
-            yield f"{one.severity.upper()} for {duration(one.age_seconds)}: {one.sentence}"
+            yield _age_and_sentence(one)
             yield f"  {one.advice}"
         if not run.is_judged:
             yield describe.undiagnosed_sentence(run)
@@ -58,6 +60,20 @@ def as_lines(runs: Sequence[RunReport], *, with_explained: bool = False) -> Iter
         elif not run.findings:
             yield _no_finding(run)
         yield from describe.notes(run, with_explained=with_explained)
+
+
+def in_short(runs: Sequence[RunReport]) -> Iterator[str]:
+    """Yield what is wrong with each of several runs in a line, the worst first."""
+    yield f"{len(runs)} runs, the worst first (--run explains one, --all each of them)"
+    for run in runs:
+        found = [_age_and_sentence(one) for one in run.findings]
+        unknown = "" if run.is_judged else describe.undiagnosed_sentence(run)
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        yield f"{describe.title(run)}: {found[0] if found else unknown or _no_finding(run)}{more}"
+
+
+def _age_and_sentence(one: FindingReport) -> str:
+    return f"{one.severity.upper()} for {duration(one.age_seconds)}: {one.sentence}"
 
 
 def _no_finding(run: RunReport) -> str:

@@ -298,12 +298,16 @@ def test_trainings_with_one_name_at_the_same_time_are_one_job_of_the_report(run_
     assert reported.gpu_seconds == pytest.approx(3 * (job.now - 1000.0), rel=0.05)
 
 
-def test_living_runs_come_first_and_those_with_findings_before_others(run_dir: Path) -> None:
+def test_living_runs_come_first_and_the_worst_of_them_before_others(run_dir: Path) -> None:
     (run_dir / "a").mkdir()
-    healthy = JudgedJob(run_dir / "a").train(2)
-    faulty = replace(healthy, run="faulty", findings=["a finding"])
+    job = JudgedJob(run_dir / "a").trained(10)
+    healthy, faulty = job.report(), job.train(20, lagging("optimizer"))
+    (finding,) = faulty.findings
+    worse, hung = replace(finding, ratio=0.9), replace(finding, severity="critical")
+    found = {"mild": [finding], "grave": [worse], "hung": [finding, hung]}
+    runs = [healthy, *(replace(faulty, run=run, findings=findings) for run, findings in found.items())]
     ended = replace(faulty, run="ended", living=0)
-    assert [run.run for run in ordered([ended, healthy, faulty])] == ["faulty", "r", "ended"]
+    assert [run.run for run in ordered([ended, *runs])] == ["hung", "grave", "mild", "r", "ended"]
 
 
 def test_json_has_no_nan_and_escapes_text_from_users(run_dir: Path) -> None:

@@ -30,9 +30,9 @@ permitted, else from the hook. Run it as the job's user, inside the job's contai
 of all users. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is no rank."""
 EXPLAIN_DESCRIPTION = """\
 Explain why a run is slow: its lost GPU time by cause, the worst finding with its evidence and advice, other findings,
-and alerts about its GPUs. Needs a Prometheus that scrapes the exporters; runs on any machine. Without --url, if no
-Prometheus answers, it explains the runs on this machine instead (needs rankscope[top]). Exits with 2 if there is
-nothing to explain."""
+and alerts about its GPUs. Of several runs, each has a line, the worst first. Needs a Prometheus that scrapes the
+exporters; runs on any machine. Without --url, if no Prometheus answers, it explains the runs on this machine instead
+(needs rankscope[top]). Exits with 2 if there is nothing to explain."""
 TOP_DESCRIPTION = """\
 Show what is wrong on this machine: findings and advice for each run, its ranks with their time by phase, and the GPUs.
 Reads the ranks' records and the NVIDIA driver; needs neither an exporter nor Prometheus, and changes nothing in the
@@ -217,13 +217,13 @@ def _add_explain(explain: argparse.ArgumentParser) -> None:
         help="URL of Prometheus, with USER:PASSWORD@ if needed (default: PROMETHEUS_URL, else http://localhost:9090)",
     )
     _add_header(explain)
-    explain.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
+    explain.add_argument("--run", metavar="NAME", help="name of the run (default: all that are live)")
     explain.add_argument(
         "--cluster", metavar="NAME", help="value of the label cluster, if several clusters have a run of this name"
     )
     explain.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name")
     explain.add_argument("--at", metavar="TIME", help="30m (ago), 2026-11-21T02:40 or unix seconds (default: now)")
-    explain.add_argument("--json", action="store_true", help="print one line of JSON")
+    explain.add_argument("--json", action="store_true", help="print one line of JSON about one run")
     explain.add_argument("--all", action="store_true", help="without a Prometheus: also losses that a finding explains")
 
 
