@@ -78,7 +78,7 @@ class Verdict:
     @property
     def may_hang(self) -> bool:
         """Return whether the run hangs, or will if it goes on like this: its waits and lags are from before that."""
-        candidates = (one.candidate for one in (*self.findings, *self.pending))
+        candidates = [*(one.candidate for one in self.findings), *(one.candidate for one in self.pending)]
         return any(candidate.kind == HANG for candidate in candidates)
 
 

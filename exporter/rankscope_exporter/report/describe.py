@@ -9,7 +9,7 @@ from rankscope.record.group_name import compact
 from rankscope.record.quantities import duration, percent
 from rankscope_exporter.diagnosis.readings import UNKNOWN_NODE, run_title
 from rankscope_exporter.diagnosis.standstill import INSIDE, SILENT
-from rankscope_exporter.report.findings import PendingReport, pending_reason
+from rankscope_exporter.report.findings import FindingReport, PendingReport, pending_reason
 from rankscope_exporter.report.ranks import RankReport
 from rankscope_exporter.report.runs import ANALYZED, ELSEWHERE, RunReport
 
@@ -21,6 +21,8 @@ FAILED = {"killed": ("was killed", "were killed"), "exception": ("ended with an 
 """Ends that are failures, as words that follow one rank, and several ranks."""
 STALLED_SHOWN = 30.0
 """Seconds without progress from which on this is stated of a run that is not diagnosed. Few steps take longer."""
+FIRST_SECONDS = 5.0
+"""What began so soon after the runs were first watched was there before that."""
 BY_OTHERS = "An analyzer that asks the exporters of all its nodes diagnoses it (`rankscope-exporter --analyze`)."
 GROWING = ("time", "steps")
 """Reasons why a candidate is not a finding yet, but will be if it lasts."""
@@ -125,6 +127,16 @@ def known_here(run: RunReport) -> Iterator[str]:
         yield f"Diagnosed by the analyzer at {run.judged_by}."
     elif run.not_judged in ANALYZED:
         yield BY_OTHERS
+
+
+def age(one: FindingReport, watched_since: float | None = None) -> str:
+    """Return how long ago a problem began: `for 20 s`.
+
+    `watched_since` is the unix time since which the runs are watched, if that is known: what was there at once may be
+    older.
+    """
+    is_older = watched_since is not None and abs(one.since - watched_since) < FIRST_SECONDS
+    return f"for {'at least ' * is_older}{duration(one.age_seconds)}"
 
 
 def is_growing(one: PendingReport) -> bool:

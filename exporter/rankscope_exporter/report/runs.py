@@ -178,6 +178,11 @@ def ordered(runs: Sequence[RunReport]) -> Sequence[RunReport]:
     return sorted(runs, key=lambda one: (not one.living, *_severity(one), one.run, one.owner))
 
 
+def places(run: RunReport) -> Set[tuple[int, str]]:
+    """Return each rank with its GPU, or else its node: in a container, that may have a name of its own."""
+    return {(rank.rank, rank.uuid or rank.node) for rank in run.ranks}
+
+
 def _severity(run: RunReport) -> tuple[object, ...]:
     """Return a key that sorts critical findings first, then the largest warnings, then runs without a finding."""
     is_critical = any(one.severity == "critical" for one in run.findings)

@@ -36,8 +36,9 @@ exporters; runs on any machine. Without --url, if no Prometheus answers, it expl
 TOP_DESCRIPTION = """\
 Show what is wrong on this machine: findings and advice for each run, its ranks with their time by phase, and the GPUs.
 Reads the ranks' records and the NVIDIA driver; needs neither an exporter nor Prometheus, and changes nothing in the
-job. With --url, shows the runs of another node, or those that span nodes from the analyzer, as it has diagnosed them.
-Install: pip install 'rankscope[top] @ git+https://github.com/rankscope/rankscope'. Press Ctrl-C to quit."""
+job. With --url, shows the nodes of other exporters, or all that an analyzer knows, with their runs, the worst first,
+and which of them do not answer. Keys: q quits, n and p (or the arrows) choose the run that is shown in full.
+Install: pip install 'rankscope[top] @ git+https://github.com/rankscope/rankscope'."""
 HANG_DESCRIPTION = """\
 Show which ranks block a run that hangs, in which operation, and which ranks wait for them. Reads the dumps of torch's
 flight recorder in DIR, or the records of the ranks on this machine: of a run that spans several nodes, run it on each.
@@ -180,7 +181,12 @@ def _add_top(top: argparse.ArgumentParser) -> None:
         "--once", action="store_true", help="measure for 10 s (30 s if steps are long), print once and exit"
     )
     top.add_argument(
-        "--url", help="show instead the runs of the exporter or analyzer at http://HOST:PORT, USER:PASSWORD@ if needed"
+        "--url",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="show instead the nodes of these exporters, or of an analyzer, at http://HOST:PORT, USER:PASSWORD@ if "
+        "needed; such as http://node{1..8}:10417",
     )
     _add_header(top)
     top.add_argument(
