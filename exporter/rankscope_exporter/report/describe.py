@@ -174,7 +174,7 @@ def wait(rank: RankReport) -> str:
 
 def lag(rank: RankReport) -> str:
     """Return the rank's lag as a percentage; 0% if it waits longer than the others."""
-    return "" if rank.lag_ratio is None or not rank.is_alive else f"{max(rank.lag_ratio, 0.0):.0%}"
+    return "" if rank.lag_ratio is None or not rank.is_alive else f"{max(0.0, rank.lag_ratio):.0%}"
 
 
 def steps(rank: RankReport) -> str:

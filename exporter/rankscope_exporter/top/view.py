@@ -28,7 +28,7 @@ from rankscope_exporter.top.trends import RunKey, Trends, key_of
 
 WIDE, GAP = 156, 2
 """Columns of the terminal from which on GPUs are next to the ranks, and the space between the two."""
-CHART_LINES = 7, 16
+CHART_LINES = 7, 24
 """The fewest and the most lines of the charts, with their headings."""
 MOST_OF_SCREEN = 0.4
 """The part of the screen that problems may take."""

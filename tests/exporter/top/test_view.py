@@ -13,6 +13,7 @@ from testing.judged_job import HUNG, JudgedJob
 from testing.simulated_job import even, lagging
 
 from rankscope.record.quantities import duration
+from rankscope_exporter.report import describe
 from rankscope_exporter.report.gpus import report_gpus
 from rankscope_exporter.report.runs import NodeReport, report_of_look
 from rankscope_exporter.report.values import Values
@@ -34,6 +35,12 @@ def shown(node: NodeReport, screen: Screen = PLAIN, error: str = "", values: Val
 def words(text: str) -> str:
     """Return the text without line breaks."""
     return " ".join(text.split())
+
+
+@pytest.mark.parametrize(("lag", "text"), [(-0.0, "0%"), (-0.2, "0%"), (0.26, "26%"), (None, "")])
+def test_a_rank_that_waits_longer_than_others_has_no_lag(run_dir: Path, lag: float | None, text: str) -> None:
+    rank = replace(JudgedJob(run_dir).train(12).ranks[0], lag_ratio=lag)
+    assert describe.lag(rank) == text
 
 
 def test_a_healthy_node_has_no_problem(run_dir: Path) -> None:
