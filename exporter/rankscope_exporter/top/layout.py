@@ -1,4 +1,4 @@
-"""What fits on a terminal: how many rows of each table, and which problems."""
+"""The parts of the screen that fit on a terminal: rows of each table, and the first problems."""
 
 from __future__ import annotations
 

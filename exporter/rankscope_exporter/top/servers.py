@@ -28,7 +28,7 @@ HINT = " (set --url)"
 
 @dataclass(frozen=True)
 class NodeState:
-    """What a server has answered last."""
+    """The last answer of a server."""
 
     name: str
     error: str
@@ -44,7 +44,7 @@ class NodeState:
 
 @dataclass(frozen=True)
 class ServersReport:
-    """What several servers say, for `--json`."""
+    """The runs of several servers, for `--json`."""
 
     at: float
     failures: Mapping[str, str]

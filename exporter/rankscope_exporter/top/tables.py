@@ -205,7 +205,7 @@ def _node(row: _NodeRow) -> Iterator[Text]:
 
 
 def _node_state(row: _NodeRow) -> Text:
-    """Return whether a node answers, and has problems. Only what is known to be well is green."""
+    """Return whether a node answers, and has problems. Only a node that is known to be healthy is green."""
     if row.node.error and row.node.is_only_unreachable:
         return Text("not reached from here", style=STYLES["warn"])
     if row.node.error:

@@ -40,7 +40,7 @@ def key_of(run: RunReport) -> RunKey:
 
 
 class Trends:
-    """What this screen has seen of each run in the last KEPT_SECONDS."""
+    """The values of each run that this screen has shown in the last KEPT_SECONDS."""
 
     def __init__(self) -> None:
         self._moments: dict[RunKey, deque[Moment]] = {}
