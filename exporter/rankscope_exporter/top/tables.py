@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -27,6 +28,7 @@ STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "": ""}
 BAR_WIDTH, NARROW_BAR = 24, 10
 PHASE_WIDTH = 22
 """The width of the column for the current phase and its time, so that the table does not change its width."""
+DIGITS = 20
 NARROW = 100
 """Columns below which steps, pids and power are left out."""
 
@@ -154,9 +156,10 @@ def node_section(nodes: Sequence[NodeState], runs: Sequence[RunReport]) -> Secti
 
     `runs` are those of all nodes, since what slows down a run on several nodes may be on one of them.
     """
+    placed = [(run, places(run)) for run in runs]
     ordered = sorted(
-        (_node_row(node, runs) for node in nodes),
-        key=lambda row: (not row.node.error, -row.problems, row.is_diagnosed, row.node.name),
+        (_node_row(node, placed) for node in nodes),
+        key=lambda row: (not row.node.error, -row.problems, row.is_diagnosed, _numbered(row.node.name)),
     )
     return Section(
         head=None,
@@ -167,10 +170,15 @@ def node_section(nodes: Sequence[NodeState], runs: Sequence[RunReport]) -> Secti
     )
 
 
-def _node_row(node: NodeState, runs: Sequence[RunReport]) -> _NodeRow:
+def _numbered(name: str) -> Sequence[str]:
+    """Return a key that sorts node2 before node10."""
+    return [part.zfill(DIGITS) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def _node_row(node: NodeState, runs: Sequence[tuple[RunReport, Set[tuple[int, str]]]]) -> _NodeRow:
     here = {place for run in node.runs for place in places(run)}
     names = {rank.node for run in node.runs for rank in run.ranks}
-    own = [run for run in runs if here & places(run)]
+    own = [run for run, its in runs if here & its]
     found = [one for run in own for one in run.findings if not one.node or one.node in names]
     defects = [gpu for gpu in node.gpus if gpu.problem]
     return _NodeRow(node, len(found) + len(defects), not describe.undiagnosed(own))

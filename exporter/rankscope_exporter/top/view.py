@@ -28,6 +28,8 @@ from rankscope_exporter.top.trends import RunKey, Trends, key_of
 
 WIDE, GAP = 156, 2
 """Columns of the terminal from which on GPUs are next to the ranks, and the space between the two."""
+ROOM_FOR_ROWS = 8
+"""Lines that are kept for the ranks of a run if there are too many runs to show."""
 CHART_LINES = 7, 24
 """The fewest and the most lines of the charts, with their headings."""
 MOST_OF_SCREEN = 0.4
@@ -130,13 +132,16 @@ class View:
 
     def _column(self, lines: Lines, sections: Sequence[Section], height: int, last: int = 0) -> list[Line]:
         """Return the sections that fit. The first `last` ones are the most important, but are shown at the end."""
-        fitting = sections[: max(height - 1, 1)] if len(sections) > height else sections
         runs = self._shown.node.runs
         chosen = next((i for i, run in enumerate(runs) if key_of(run) == self._screen.chosen), None)
         first = None if chosen is None or len(sections) - last < len(runs) else chosen + last
-        rows = share_rows(lines, fitting, height - (len(sections) > len(fitting)), first)
-        blocks = [lines.section(section, n) for section, n in zip(fitting, rows, strict=True)]
+        most = max(height - ROOM_FOR_ROWS, last + 1)
+        if first is not None and first >= most > 0 and len(sections) > most:  # show it in the place of the worst
+            sections, first = [*sections[:last], sections[first], *sections[last:first], *sections[first + 1 :]], last
+        fitting = sections[:most] if len(sections) > most + 1 else sections
         hidden = len(sections) - len(fitting)
+        rows = share_rows(lines, fitting, height - bool(hidden), first)
+        blocks = [lines.section(section, n) for section, n in zip(fitting, rows, strict=True)]
         more = lines.of(Text(f"... and {count(hidden, 'more run')}", style="dim")) if hidden else []
         return [*chain.from_iterable([*blocks[last:], more, *blocks[:last]])]
 
@@ -159,12 +164,12 @@ class View:
 def _head(shown: Shown) -> Text:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.node.at))
     gpus = [gpu for node in shown.nodes for gpu in node.gpus] or shown.gpus
-    answering = f"{sum(gpu.is_up for gpu in gpus)} of {len(gpus)} GPUs answer" if gpus else ""
     exporters = [node for node in shown.nodes if not node.is_analyzer]
-    nodes = f"{sum(not node.error for node in exporters)} of {len(exporters)} nodes answer" if exporters else ""
-    where = nodes or shown.source or socket.gethostname()
-    if not (shown.source or shown.nodes):
-        answering = answering or "no GPU answers"
+    parts = [f"{sum(not node.error for node in exporters)} of {len(exporters)} nodes"] if exporters else []
+    parts += [f"{sum(gpu.is_up for gpu in gpus)} of {len(gpus)} GPUs"] if gpus else []
+    is_here = not (shown.source or shown.nodes)
+    answering = f"{', '.join(parts)} answer" if parts else "no GPU answers" if is_here else ""
+    where = shown.source or socket.gethostname() if is_here or shown.source else ""
     return Text(printable("  ".join(filter(None, ["rankscope top", where, when, answering]))), style="dim")
 
 
@@ -242,7 +247,8 @@ def _no_problem(shown: Shown, *, is_partly_unknown: bool) -> Iterator[Text]:
     runs: Sequence[RunReport] = shown.node.runs
     yet = " yet" if any(describe.is_growing(one) for run in runs for one in run.pending) else ""
     if not runs:
-        yield Text("No run is known there." if shown.source or shown.nodes else "No rank records on this machine.")
+        if not is_partly_unknown:
+            yield Text("No run is known there." if shown.source or shown.nodes else "No rank records on this machine.")
     elif not describe.undiagnosed(runs) and not is_partly_unknown:
         yield Text(f"No problem found{yet}.", style=STYLES["warn" if yet else "good"])
     elif any(run.is_judged and run.living for run in runs):

@@ -189,7 +189,7 @@ def test_a_node_that_does_not_answer_is_named_and_never_green(run_dir: Path) -> 
             wait_for_screen(terminal)
             text = terminal.text()
             name = gone.removeprefix("http://")
-            assert "1 of 2 nodes answer" in text
+            assert "1 of 2 nodes, 4 of 4 GPUs answer" in text
             assert f"No answer from {name}: cannot reach {gone}: Connection refused." in text
             assert re.search(rf"{name} +no answer for \d+ s", text)
             assert "Otherwise, no problem found." in text

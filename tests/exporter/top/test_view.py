@@ -18,6 +18,7 @@ from rankscope_exporter.report.gpus import report_gpus
 from rankscope_exporter.report.runs import NodeReport, report_of_look
 from rankscope_exporter.report.values import Values
 from rankscope_exporter.top.bars import LETTERS, OWN, bar
+from rankscope_exporter.top.trends import key_of
 from rankscope_exporter.top.view import Screen, Shown, View
 
 GPU = {"gpu": "0", "uuid": "GPU-a"}
@@ -167,8 +168,19 @@ def test_runs_that_do_not_fit_are_a_line_each_and_the_rest_is_counted(run_dir: P
     runs = [replace(run, run=f"run-{number}") for number in range(30)]
     text = shown(NodeReport(0.0, runs), replace(PLAIN, height=24))
     lines = text.count("Run run-")
-    assert 10 < lines < 30
+    assert 5 < lines < 30
     assert f"... and {30 - lines} more runs\n" in text
+    assert text.count("rank  GPU  now") == 1
+
+
+@pytest.mark.parametrize("number", [0, 3, 29])
+def test_a_chosen_run_is_shown_with_its_ranks_wherever_it_is(run_dir: Path, number: int) -> None:
+    run = JudgedJob(run_dir).train(12)
+    runs = [replace(run, run=f"run-{number}") for number in range(30)]
+    text = shown(NodeReport(0.0, runs), replace(PLAIN, height=24, chosen=key_of(runs[number])))
+    head = text.index(f"> Run run-{number}, uid 0: ")
+    assert text.index("rank  GPU  now") > head
+    assert not [line for line in text[head:].split("rank  GPU")[0].splitlines()[1:] if line.startswith("Run ")]
 
 
 def test_problems_that_do_not_fit_are_counted(run_dir: Path) -> None:
