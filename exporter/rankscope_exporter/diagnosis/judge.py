@@ -74,6 +74,12 @@ class Verdict:
     """The last seconds of each rank that `new_gpu_seconds` leaves for later, because the run may hang, or because no
     measured step explains them yet."""
 
+    @property
+    def may_hang(self) -> bool:
+        """Return whether the run hangs, or will if it goes on like this: its waits and lags are from before that."""
+        candidates = [*(one.candidate for one in self.findings), *(one.candidate for one in self.pending)]
+        return any(candidate.kind in STANDSTILLS for candidate in candidates)
+
 
 class RunJudge:
     """Diagnoses one run. Not thread-safe."""

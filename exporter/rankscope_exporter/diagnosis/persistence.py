@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from statistics import fmean
 from typing import NamedTuple
@@ -70,6 +70,20 @@ class _Open:
     """Its allowance when it began; None after a restart."""
     is_quiet: bool = False
     """True if its loss was below that limit since then."""
+    names: Collection[str] = field(init=False)
+    """The names of the numbers that it rests on."""
+
+    def __post_init__(self) -> None:
+        self.names = tuple(self.finding.candidate.evidence)
+
+    def evidence(self, newest: Candidate | None) -> Mapping[str, float]:
+        """Return the numbers that it rests on now. One that is no longer measured, as a reason that is over, is absent.
+
+        Where nothing could be measured they are the last ones.
+        """
+        if newest is None:
+            return self.finding.candidate.evidence
+        return {name: newest.evidence[name] for name in self.names if name in newest.evidence}
 
 
 class LossFindings:
@@ -364,9 +378,7 @@ class LossFindings:
             self._returns.end(self._open.pop(key).finding, known.above)
         elif is_above and mean is not None:
             is_critical = finding.is_critical or mean > limits.severe
-            evidence = dict(finding.candidate.evidence)
-            evidence |= {name: value for name, value in (newest.evidence if newest else {}).items() if name in evidence}
-            candidate = replace(finding.candidate, ratio=mean, evidence=evidence)
+            candidate = replace(finding.candidate, ratio=mean, evidence=known.evidence(newest))
             known.finding = replace(finding, candidate=candidate, is_critical=is_critical)
 
     def _comes_again(self, at: float, key: Key, known: _Open) -> bool:

@@ -99,6 +99,14 @@ class GpuReport:
         return BAD_STATES.get(self.state, "")
 
 
+@dataclass(frozen=True)
+class GpusReport:
+    """All GPUs of a node, at a unix time."""
+
+    at: float
+    gpus: Sequence[GpuReport]
+
+
 def report_gpus(values: Values, look: Look | None, now: float) -> Sequence[GpuReport]:
     """Return all GPUs that were ever seen, by index. `now` is unix time."""
     table = _Table(values)
