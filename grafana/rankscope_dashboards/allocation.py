@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import NEUTRAL, NORMAL, Panel, Query, bars, lines, shares
+from rankscope_dashboards.panels import NORMAL, Panel, Query, bars, lines, shares
 from rankscope_dashboards.selectors import HERE
 from rankscope_dashboards.tables import Column, table_of
+from rankscope_exporter.report.colors import NEUTRAL, STATE_COLORS
 
-# Working is green, free is blue; allocated and unused states have warm colors.
-STATES = {
-    "working": "semi-dark-green",
-    "free": "semi-dark-blue",
-    "allocated_no_process": "semi-dark-orange",
-    "process_no_work": "semi-dark-yellow",
-    "memory_held_by_dead": "semi-dark-purple",
-    "suspected_hang": "semi-dark-red",
-    "unknown": NEUTRAL,
-}
-STATE_NAMES = {state: (state.replace("_", " "), color) for state, color in STATES.items()}
+STATE_NAMES = {state: (state.replace("_", " "), color) for state, color in STATE_COLORS.items()}
 LABELS = (
     "source, user, run, rank, slurm_job_id, slurm_job_name, slurm_account, slurm_partition, "
     "k8s_namespace, k8s_pod, k8s_container, container_id"
@@ -69,7 +60,7 @@ ALLOCATION = Row(
             "The GPUs' time by state, averaged over the GPUs. A pause of up to a minute counts as working. Allocated "
             "and unused GPUs could be used by other jobs.",
             Query(f"avg by (state) (rate(rankscope_gpu_state_seconds_total{{{HERE}}}[$__rate_interval]))", "{{state}}"),
-            colors=STATES,
+            colors=STATE_COLORS,
         ),
         bars(
             "GPU time by state and GPU",
@@ -77,7 +68,7 @@ ALLOCATION = Row(
             Query(f"max by (gpu, state) ({STATE_SECONDS}) / on (gpu) group_left () sum by (gpu) ({STATE_SECONDS})"),
             bar="gpu",
             part="state",
-            colors=STATES,
+            colors=STATE_COLORS,
         ),
     ),
 )

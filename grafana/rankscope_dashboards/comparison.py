@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import Query, bars
-from rankscope_dashboards.phases import PHASES, phase_ratios
+from rankscope_dashboards.phases import phase_ratios
 from rankscope_dashboards.selectors import RUN_ONLY, for_both_runs
 from rankscope_dashboards.tables import Column, table_of
+from rankscope_exporter.report.colors import PHASE_COLORS
 
 SETTINGS = (
     "run, parallelism, precision, batch_size, accumulation_steps, loader_workers, pin_memory, comm_hook, bucket_bytes,"
@@ -100,7 +101,7 @@ COMPARISON = Row(
             ),
             bar="run",
             part="phase",
-            colors=PHASES,
+            colors=PHASE_COLORS,
         ),
     ),
 )

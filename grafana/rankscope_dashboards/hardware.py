@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import CAUTION, Query, lines
+from rankscope_dashboards.panels import Query, lines
 from rankscope_dashboards.selectors import GPU, HERE
 from rankscope_dashboards.tables import Column, table_of
+from rankscope_exporter.report.colors import CAUTION
 
 POWER = Row(
     "Power, temperature and clocks",

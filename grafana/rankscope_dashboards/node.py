@@ -7,10 +7,11 @@ from grafana_foundation_sdk.models.common import BigValueTextMode
 from rankscope_dashboards.allocation import ALLOCATION, RANKS
 from rankscope_dashboards.dashboard import Dashboard, Row, label_values
 from rankscope_dashboards.hardware import ERRORS, NETWORK, POWER
-from rankscope_dashboards.panels import BAD, CAUTION, NORMAL, Query, lines, value
+from rankscope_dashboards.panels import NORMAL, Query, lines, value
 from rankscope_dashboards.selectors import GPU, HERE, age, or_no_alerts
 from rankscope_dashboards.tables import Column, table_of
 from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.report.colors import BAD, CAUTION
 
 # Some alerts about a GPU or a rank have the GPU's label, but not the exporter's.
 FIRING = (

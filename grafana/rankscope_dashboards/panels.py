@@ -11,15 +11,11 @@ from grafana_foundation_sdk.models import dashboard as sdk
 from grafana_foundation_sdk.models import timeseries as graph
 from grafana_foundation_sdk.models.prometheus import Dataquery, PromQueryFormat
 
+from rankscope_exporter.report.colors import BAD, NEUTRAL, RANK_COLORS
+
 DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
-GOOD, CAUTION, BAD, NEUTRAL = "green", "orange", "red", "#808080"
 NORMAL = "transparent"  # green would suggest that everything else is healthy, too
-# Tableau's colors, by the last digit of a rank's or GPU's number: any ten consecutive ranks have distinct colors.
-BY_DIGIT = (
-    *("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f"),
-    *("#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac"),
-)
 Steps = Sequence[tuple[float | None, str]]
 """Colors, each from a value upwards. The first value is None, for everything below the second."""
 NO_DATA = "no data in this time range"
@@ -248,7 +244,7 @@ def fixed_colors(colors: Mapping[str, str]) -> list[sdk.DashboardFieldConfigSour
 
 def numbered_colors() -> list[sdk.DashboardFieldConfigSourceOverrides]:
     """Return overrides that set the color of ranks and GPUs by number."""
-    digits = {rf"/^(rank|GPU) \d*{digit}$/": color for digit, color in enumerate(BY_DIGIT)}
+    digits = {rf"/^(rank|GPU) \d*{digit}$/": color for digit, color in enumerate(RANK_COLORS)}
     overrides = fixed_colors(digits)
     for one in overrides:
         one.matcher.id_val = "byRegexp"

@@ -1,19 +1,9 @@
-"""The ranks' time by phase, and the colors of phases and causes on all panels, from the diagnosis' causes.yml."""
+"""The ranks' time by phase."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import yaml
-
 from rankscope.record import phases
 from rankscope_dashboards.selectors import LIVE_RANKS, RANKS, by_rank, live, rate
-
-CAUSES_FILE = Path(__file__).parents[2] / "exporter/rankscope_exporter/diagnosis/causes.yml"
-
-_file = yaml.safe_load(CAUSES_FILE.read_text(encoding="utf-8"))
-PHASES = {name: _file["phase_colors"][name] for name in phases.NAMES}
-CAUSES = PHASES | {cause: fields["color"] for cause, fields in _file["lost"].items() if "color" in fields}
 
 HOST, DEVICE = "rankscope_rank_phase_seconds_total", "rankscope_rank_device_seconds_total"
 PLANNED = "|".join(phases.PLANNED)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, NORMAL, Query
+from rankscope_dashboards.panels import NORMAL, Query
 from rankscope_dashboards.selectors import RANKS, age, live
 from rankscope_dashboards.tables import Column, table_of
+from rankscope_exporter.report.colors import BAD, CAUTION, GOOD, NEUTRAL
 
 ENDINGS = {"finished": ("finished", GOOD), "sigterm": ("SIGTERM", NEUTRAL), "interrupted": ("Ctrl-C", NEUTRAL)} | {
     reason: (reason, BAD) for reason in ("exception", "killed")

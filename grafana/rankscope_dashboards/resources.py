@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import CAUTION, NEUTRAL, NO_DATA, Panel, Query, lines, value
+from rankscope_dashboards.panels import NO_DATA, Panel, Query, lines, value
 from rankscope_dashboards.selectors import LARGEST, LIVE_RANKS, RANK, RANKS, age, by_rank, largest, rate
 from rankscope_dashboards.tables import Column, table_of
+from rankscope_exporter.report.colors import CAUTION, NEUTRAL
 
 
 def line_by_rank(title: str, description: str, unit: str, vector: str, empty: str = NO_DATA) -> Panel:

@@ -10,8 +10,8 @@ from grafana_foundation_sdk.models.common import BigValueTextMode
 
 from rankscope_dashboards.comparison import COMPARISON
 from rankscope_dashboards.dashboard import Dashboard, Row, label_values, other_run
-from rankscope_dashboards.panels import BAD, NORMAL, Query, bars, shares, value
-from rankscope_dashboards.phases import CAUSES, PHASE_RATIOS, PHASES, WAITS
+from rankscope_dashboards.panels import NORMAL, Query, bars, shares, value
+from rankscope_dashboards.phases import PHASE_RATIOS, WAITS
 from rankscope_dashboards.ranks import NOW
 from rankscope_dashboards.resources import CHECKPOINTS, MEMORY, PROCESSES
 from rankscope_dashboards.selectors import LIVE_RANKS, RUN_ONLY, average, or_no_alerts, rate
@@ -20,6 +20,7 @@ from rankscope_dashboards.tables import Column, table_of
 from rankscope_dashboards.throughput import GPUS, SPEED, STEPS
 from rankscope_dashboards.waiting import COLLECTIVES, LAG
 from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.report.colors import BAD, CAUSE_COLORS, PHASE_COLORS
 
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
 LATE = f'max by (rank, cause) (rankscope_finding_ratio{{{RUN_ONLY},kind="straggler"}})'
@@ -140,27 +141,27 @@ TIME = Row(
             "the training threads (see `Clock` above). The phases add up to 100% while ranks are alive. Choose a rank "
             "above to see only its time.",
             Query(average(PHASE_RATIOS, "phase"), "{{phase}}"),
-            colors=PHASES,
+            colors=PHASE_COLORS,
             width=8,
         ),
         bars(
             "Time by phase and rank",
-            "Each rank's time at the end of the time range, by the same clock. A straggler has little red, and much of "
-            f"another color. At most {BARS} ranks, those that wait least.",
+            "Each rank's time at the end of the time range, by the same clock. A straggler has little orange, and more "
+            f"of another color. At most {BARS} ranks, those that wait least.",
             Query(f"{PHASE_RATIOS} > 0 and on (rank) bottomk({BARS}, {WAITS})"),
             bar="rank",
             part="phase",
-            colors=PHASES,
+            colors=PHASE_COLORS,
             width=8,
             empty="no live ranks",
         ),
         shares(
             "Lost time by cause",
-            "The allocated GPU time by cause; green is computing. `straggler`: waiting for a late rank. `transfer`: "
+            "The allocated GPU time by cause; blue is computing. `straggler`: waiting for a late rank. `transfer`: "
             "the wait of the rank that waits least. `stall`: all time of a run that hangs. `idle`: GPUs of ranks that "
             "have ended.",
             Query(lost(), "{{cause}}"),
-            colors=CAUSES,
+            colors=CAUSE_COLORS,
             width=8,
         ),
     ),

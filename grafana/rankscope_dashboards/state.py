@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.common import BigValueTextMode
 
-from rankscope_dashboards.panels import BAD, CAUTION, NEUTRAL, NORMAL, Query, value
+from rankscope_dashboards.panels import NORMAL, Query, value
 from rankscope_dashboards.phases import PLANNED
 from rankscope_dashboards.selectors import LIVE_RANKS, RUN_ONLY, age, first_of, live
+from rankscope_exporter.report.colors import BAD, CAUTION, NEUTRAL
 
 
 def last_seen(selector: str) -> str:

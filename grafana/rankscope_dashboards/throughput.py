@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import Query, lines, shares, value
-from rankscope_dashboards.phases import DEVICE, HOST_RATIOS, PHASES
+from rankscope_dashboards.phases import DEVICE, HOST_RATIOS
 from rankscope_dashboards.selectors import (
     EXPORTER,
     LARGEST,
@@ -18,6 +18,7 @@ from rankscope_dashboards.selectors import (
     rate,
     total,
 )
+from rankscope_exporter.report.colors import PHASE_COLORS
 
 STEP_BUCKETS = f"sum by (le) ({rate('rankscope_rank_step_seconds_bucket')})"
 MEAN_STEP = f"sum({rate('rankscope_rank_step_seconds_sum')}) / (sum({rate('rankscope_rank_step_seconds_count')}) > 0)"
@@ -134,7 +135,7 @@ GPUS = Row(
             "The chosen ranks' GPU time in the measured steps, by the phase that launched the work, from CUDA events "
             "in the training threads' streams. The host runs ahead of the GPU: if the two differ, trust this panel.",
             Query(share_of_measured_time(DEVICE_SECONDS), "{{phase}}"),
-            colors=PHASES,
+            colors=PHASE_COLORS,
             width=8,
             empty=NOT_MEASURED,
         ),
@@ -143,7 +144,7 @@ GPUS = Row(
             "The training threads' time by phase, averaged over the chosen ranks. With a GPU, the host launches work "
             "and waits for the GPU in `device_wait`. A host that never waits there while its GPU waits is too slow.",
             Query(average(HOST_RATIOS, "phase"), "{{phase}}"),
-            colors=PHASES,
+            colors=PHASE_COLORS,
             width=8,
         ),
         shares(
@@ -151,7 +152,7 @@ GPUS = Row(
             "Share of the measured GPU time in which the GPU had completed all launched work, by phase, over the "
             "chosen ranks. In the model's phases, the host launches too slowly, or reads a value from the GPU.",
             Query(share_of_measured_time(DRY_SECONDS), "{{phase}}"),
-            colors=PHASES,
+            colors=PHASE_COLORS,
             width=8,
             empty=NOT_MEASURED,
         ),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import Query, lines
-from rankscope_dashboards.phases import DEVICE_WAITS, PHASES, WAITS
+from rankscope_dashboards.phases import DEVICE_WAITS, WAITS
 from rankscope_dashboards.selectors import LARGEST, RANK, RANKS, RUN_ONLY, SHOWN_RANKS, average, by_rank, largest, rate
 from rankscope_dashboards.tables import Column, table_of
 from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.report.colors import PHASE_COLORS
 
 # Each rank's time in aligned steps.
 ALIGNED = f"({by_rank(rate('rankscope_rank_aligned_step_seconds_total'))} > 0)"
@@ -96,7 +97,7 @@ LAG = Row(
             "`unknown` if no phase explains half of it.",
             "percentunit",
             Query(f"sum by (phase) ({BLAME_RATIO})", "{{phase}}"),
-            colors=PHASES,
+            colors=PHASE_COLORS,
             width=8,
             empty=NOT_ALIGNED,
         ),
