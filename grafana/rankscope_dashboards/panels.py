@@ -6,11 +6,12 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grafana_foundation_sdk.models import barchart, common, stat
+from grafana_foundation_sdk.models import barchart, common, stat, statetimeline
 from grafana_foundation_sdk.models import dashboard as sdk
 from grafana_foundation_sdk.models import timeseries as graph
 from grafana_foundation_sdk.models.prometheus import Dataquery, PromQueryFormat
 
+from rankscope_dashboards.links import Link
 from rankscope_exporter.report.colors import BAD, NEUTRAL, RANK_COLORS
 
 DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -19,6 +20,9 @@ NORMAL = "transparent"  # green would suggest that everything else is healthy, t
 Steps = Sequence[tuple[float | None, str]]
 """Colors, each from a value upwards. The first value is None, for everything below the second."""
 NO_DATA = "no data in this time range"
+REST, REST_LEAST = "other ranks, up to", "other ranks, from"
+"""The limits of the band in a graph by rank."""
+SHOWN_ROWS = 80
 LONGEST_LABEL = 24  # characters: enough for ranks and GPUs, and usually to distinguish runs
 Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
 """Text and color to show instead of each value."""
@@ -54,6 +58,8 @@ class Panel:
     """Make a column of each label."""
     overrides: Sequence[sdk.DashboardFieldConfigSourceOverrides] = ()
     transformations: Sequence[sdk.DataTransformerConfig] = ()
+    points: int | None = None
+    """The most points of a series in the time range, for queries over many series."""
 
     def place(self, identifier: int, x: int, y: int) -> sdk.Panel:
         """Return the panel at a position of the grid, which is 24 columns wide."""
@@ -68,6 +74,7 @@ class Panel:
             options=self.options,
             field_config=sdk.FieldConfigSource(defaults=self.fields, overrides=list(self.overrides)),
             transformations=list(self.transformations),
+            max_data_points=self.points,
         )
 
     def _target(self, name: str, query: Query) -> Dataquery:
@@ -94,20 +101,27 @@ def lines(
     colors: Mapping[str, str] | None = None,
     width: int = 12,
     empty: str = NO_DATA,
+    links: Sequence[Link] = (),
+    band: bool = False,
+    points: int | None = None,
 ) -> Panel:
     """Return a graph with a line for each series.
 
-    The series named `dashed` and the value `limit` are reference lines. `empty` is shown if there is no data.
+    The series named `dashed` and the value `limit` are reference lines. A `band` is the area between the series REST
+    and REST_LEAST. `empty` is shown if there is no data.
     """
     style = common.GraphFieldConfig(line_width=1, fill_opacity=8, show_points=common.VisibilityMode.NEVER)
     fields = sdk.FieldConfig(
-        unit=unit, min_val=min_val, max_val=max_val, color=_palette(), custom=style, no_value=empty
+        unit=unit, min_val=min_val, max_val=max_val, color=_palette(), custom=style, no_value=empty, links=list(links)
     )
     if limit is not None:
         fields.thresholds = thresholds(((None, "transparent"), (limit, BAD)))
         style.thresholds_style = common.GraphThresholdsStyleConfig(mode=common.GraphThresholdsStyleMode.DASHED)
     overrides = [*numbered_colors(), *fixed_colors(colors or {}), *([_dashed(dashed)] if dashed else [])]
-    return Panel("timeseries", title, description, queries, _graph_options(), fields, width, overrides=overrides)
+    overrides += _band() if band else []
+    return Panel(
+        "timeseries", title, description, queries, _graph_options(), fields, width, overrides=overrides, points=points
+    )
 
 
 def shares(
@@ -117,6 +131,7 @@ def shares(
     colors: Mapping[str, str],
     width: int = 12,
     empty: str = NO_DATA,
+    points: int | None = None,
 ) -> Panel:
     """Return a graph of shares, stacked to 100%."""
     style = common.GraphFieldConfig(
@@ -129,7 +144,15 @@ def shares(
         unit="percentunit", decimals=0, min_val=0, max_val=1, color=_palette(), custom=style, no_value=empty
     )
     return Panel(
-        "timeseries", title, description, queries, _graph_options(), fields, width, overrides=fixed_colors(colors)
+        "timeseries",
+        title,
+        description,
+        queries,
+        _graph_options(),
+        fields,
+        width,
+        overrides=fixed_colors(colors),
+        points=points,
     )
 
 
@@ -215,6 +238,70 @@ def value(
     return Panel("stat", title, description, queries, options, fields, width, 5, instant=True, overrides=overrides)
 
 
+def sentence(
+    title: str,
+    description: str,
+    *queries: Query,
+    colors: Mapping[str, str],
+    empty: str,
+    width: int = 24,
+    height: int = 3,
+) -> Panel:
+    """Return a tile with the names of the series at the end of the time range, not their values.
+
+    `colors` has the background by the beginning of the name.
+    """
+    options = stat.Options(
+        color_mode=common.BigValueColorMode.BACKGROUND_SOLID,
+        graph_mode=common.BigValueGraphMode.NONE,
+        justify_mode=common.BigValueJustifyMode.CENTER,
+        text_mode=common.BigValueTextMode.NAME,
+        orientation=common.VizOrientation.AUTO,
+        reduce_options=common.ReduceDataOptions(calcs=["lastNotNull"], fields="", values=False),
+    )
+    fields = sdk.FieldConfig(
+        unit="none", thresholds=thresholds(((None, NEUTRAL),)), color=sdk.FieldColor(), no_value=empty
+    )
+    overrides = by_regexp(fixed_colors({f"/^{begin}/": color for begin, color in colors.items()}))
+    return Panel("stat", title, description, queries, options, fields, width, height, instant=True, overrides=overrides)
+
+
+def timeline(
+    title: str,
+    description: str,
+    *queries: Query,
+    unit: str = "none",
+    steps: Steps = (),
+    names: Names | None = None,
+    links: Sequence[Link] = (),
+    width: int = 24,
+    height: int = 8,
+    empty: str = NO_DATA,
+    points: int | None = None,
+) -> Panel:
+    """Return a row for each series, colored over time by the `steps` that its value exceeds or by `names`."""
+    options = statetimeline.Options(
+        show_value=common.VisibilityMode.NEVER,
+        merge_values=True,
+        legend=common.VizLegendOptions(
+            show_legend=True, display_mode=common.LegendDisplayMode.LIST, placement=common.LegendPlacement.BOTTOM
+        ),
+        tooltip=common.VizTooltipOptions(mode=common.TooltipDisplayMode.SINGLE),
+        per_page=SHOWN_ROWS,
+    )
+    fields = sdk.FieldConfig(
+        unit=unit,
+        decimals=0 if unit == "percentunit" else None,
+        thresholds=thresholds(steps or ((None, NEUTRAL),)),
+        color=sdk.FieldColor(mode=sdk.FieldColorModeId.THRESHOLDS),
+        mappings=value_mappings(names or {}),
+        custom=statetimeline.FieldConfig(fill_opacity=100, line_width=0),
+        no_value=empty,
+        links=list(links),
+    )
+    return Panel("state-timeline", title, description, queries, options, fields, width, height, points=points)
+
+
 def thresholds(steps: Steps) -> sdk.ThresholdsConfig:
     """Return the steps as Grafana's thresholds."""
     return sdk.ThresholdsConfig(steps=[sdk.Threshold(value=start, color=color) for start, color in steps])
@@ -245,7 +332,13 @@ def fixed_colors(colors: Mapping[str, str]) -> list[sdk.DashboardFieldConfigSour
 def numbered_colors() -> list[sdk.DashboardFieldConfigSourceOverrides]:
     """Return overrides that set the color of ranks and GPUs by number."""
     digits = {rf"/^(rank|GPU) \d*{digit}$/": color for digit, color in enumerate(RANK_COLORS)}
-    overrides = fixed_colors(digits)
+    return by_regexp(fixed_colors(digits))
+
+
+def by_regexp(
+    overrides: list[sdk.DashboardFieldConfigSourceOverrides],
+) -> list[sdk.DashboardFieldConfigSourceOverrides]:
+    """Return the overrides, whose names are regular expressions."""
     for one in overrides:
         one.matcher.id_val = "byRegexp"
     return overrides
@@ -263,6 +356,15 @@ def _dashed(name: str) -> sdk.DashboardFieldConfigSourceOverrides:
         custom_lineStyle=common.LineStyle(fill="dash", dash=[8, 8]),
         custom_fillOpacity=0,
     )
+
+
+def _band() -> list[sdk.DashboardFieldConfigSourceOverrides]:
+    color = sdk.FieldColor(mode=sdk.FieldColorModeId.FIXED, fixed_color=NEUTRAL)
+    plain = {"color": color, "custom_lineWidth": 0}
+    return [
+        override(REST, **plain, custom_fillBelowTo=REST_LEAST, custom_fillOpacity=35),
+        override(REST_LEAST, **plain, custom_fillOpacity=0),
+    ]
 
 
 def _legend() -> common.VizLegendOptions:

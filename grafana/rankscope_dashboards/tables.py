@@ -9,7 +9,8 @@ from typing import Any
 from grafana_foundation_sdk.models import common, table
 from grafana_foundation_sdk.models import dashboard as sdk
 
-from rankscope_dashboards.panels import Names, Panel, Query, Steps, override, thresholds, value_mappings
+from rankscope_dashboards.links import Link
+from rankscope_dashboards.panels import Names, Panel, Query, Steps, by_regexp, override, thresholds, value_mappings
 
 _CELLS = common.TableFieldOptions(cell_options=common.TableAutoCellOptions(), filterable=True)
 
@@ -27,6 +28,11 @@ class Column:
     """Draw the value, a ratio, as a bar."""
     is_link: bool = False
     """Link to the value, a URL. The exporter publishes no URL with a password or a query string."""
+    link: Link | None = None
+    hidden: bool = False
+    """Only links use the column."""
+    width: int | None = None
+    """In pixels; by default the columns share the width."""
 
     def field(self, queries: int) -> str:
         """Return Grafana's name of the column before it is renamed."""
@@ -53,6 +59,13 @@ class Column:
         if self.is_link:
             # Raw, because Grafana would encode a %20 again. Grafana rejects schemes that run code.
             properties["links"] = [{"title": "Open the page", "url": "${__value.raw:raw}", "targetBlank": True}]
+        if self.link:
+            properties["links"] = [self.link]
+        if self.hidden:
+            properties["custom_hidden"] = True
+            properties["custom_hideFrom"] = {"viz": True}
+        if self.width:
+            properties["custom_width"] = self.width
         return override(self.title, **properties)
 
 
@@ -66,7 +79,10 @@ def table_of(
     height: int = 8,
     empty: str = "-",
 ) -> Panel:
-    """Return a table with these columns, in this order. Other labels and values are not shown."""
+    """Return a table with these columns, in this order. Other labels and values are not shown.
+
+    `empty` is shown instead of the table if there are no rows. A cell without a value is empty.
+    """
     return Panel(
         "table",
         title,
@@ -78,7 +94,7 @@ def table_of(
         height,
         instant=True,
         tabular=True,
-        overrides=[column.override() for column in columns],
+        overrides=[*by_regexp([override("/.*/", noValue="")]), *(column.override() for column in columns)],
         transformations=_transformations(columns, len(queries)),
     )
 
