@@ -30,7 +30,7 @@ def cell(column: str) -> str:
 
 def rank_link(rank: str, run: str = THIS_RUN["run"], owner: str = THIS_RUN["owner"]) -> Link:
     """Return a link to the dashboard *Run* with the rank selected."""
-    return dashboard_link("Show only this rank", RUN_UID, run=run, owner=owner, rank=rank)
+    return dashboard_link(f"Show only rank {rank}", RUN_UID, run=run, owner=owner, rank=rank)
 
 
 def run_link(run: str, owner: str) -> Link:

@@ -22,9 +22,9 @@ Steps = Sequence[tuple[float | None, str]]
 NO_DATA = "no data in this time range"
 REST, REST_LEAST = "other ranks, up to", "other ranks, from"
 """The limits of the band in a graph by rank."""
-SHOWN_ROWS = 80
+SENTENCE_SIZE = 20  # pixels: two lines fit into the tile
 LONGEST_LABEL = 24  # characters: enough for ranks and GPUs, and usually to distinguish runs
-Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
+Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]] | Mapping[str, tuple[str, str | None]]
 """Text and color to show instead of each value."""
 
 
@@ -32,12 +32,14 @@ Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
 class Query:
     """A PromQL expression with the legend of its series.
 
-    A query with `needs_fault` may be empty in a healthy run, because it has data only during or after a fault.
+    A query with `needs_fault` may be empty in a healthy run, because it has data only during or after a fault. A `rare`
+    one has data only for a run that few users have: with many ranks, or with a tracker.
     """
 
     expr: str
     legend: str = ""
     needs_fault: bool = False
+    rare: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,17 @@ def lines(
     """
     style = common.GraphFieldConfig(line_width=1, fill_opacity=8, show_points=common.VisibilityMode.NEVER)
     fields = sdk.FieldConfig(
-        unit=unit, min_val=min_val, max_val=max_val, color=_palette(), custom=style, no_value=empty, links=list(links)
+        unit=unit,
+        decimals=0 if unit == "none" else None,  # a count
+        min_val=min_val,
+        max_val=max_val,
+        color=_palette(),
+        custom=style,
+        no_value=empty,
+        links=list(links),
     )
+    if unit == "percentunit" and max_val is None:
+        style.axis_soft_max = 0.1  # without it, the axis of a line at zero would end at 10,000%
     if limit is not None:
         fields.thresholds = thresholds(((None, "transparent"), (limit, BAD)))
         style.thresholds_style = common.GraphThresholdsStyleConfig(mode=common.GraphThresholdsStyleMode.DASHED)
@@ -209,6 +220,7 @@ def value(
     text: common.BigValueTextMode = common.BigValueTextMode.AUTO,
     empty: str = "-",
     width: int = 4,
+    overrides: Sequence[sdk.DashboardFieldConfigSourceOverrides] = (),
 ) -> Panel:
     """Return a tile with the value at the end of the time range.
 
@@ -216,7 +228,7 @@ def value(
     `empty` is shown in gray if there is no data. There is no graph, as it would also show the last value of a run that
     has ended.
     """
-    colored = bool(steps or names or colors)
+    colored = bool(steps or names or colors or overrides)
     options = stat.Options(
         color_mode=common.BigValueColorMode.BACKGROUND if colored else common.BigValueColorMode.VALUE,
         graph_mode=common.BigValueGraphMode.NONE,
@@ -234,8 +246,8 @@ def value(
         mappings=value_mappings(names or {}),
         no_value=empty,
     )
-    overrides = fixed_colors(colors or {})
-    return Panel("stat", title, description, queries, options, fields, width, 5, instant=True, overrides=overrides)
+    overrides = [*fixed_colors(colors or {}), *overrides]
+    return Panel("stat", title, description, queries, options, fields, width, 4, instant=True, overrides=overrides)
 
 
 def sentence(
@@ -243,24 +255,24 @@ def sentence(
     description: str,
     *queries: Query,
     colors: Mapping[str, str],
-    empty: str,
     width: int = 24,
     height: int = 3,
 ) -> Panel:
     """Return a tile with the names of the series at the end of the time range, not their values.
 
-    `colors` has the background by the beginning of the name.
+    `colors` has the background by the beginning of the name. Without a series it would be blank.
     """
     options = stat.Options(
         color_mode=common.BigValueColorMode.BACKGROUND_SOLID,
         graph_mode=common.BigValueGraphMode.NONE,
         justify_mode=common.BigValueJustifyMode.CENTER,
         text_mode=common.BigValueTextMode.NAME,
+        text=common.VizTextDisplayOptions(title_size=SENTENCE_SIZE, value_size=SENTENCE_SIZE),
         orientation=common.VizOrientation.AUTO,
         reduce_options=common.ReduceDataOptions(calcs=["lastNotNull"], fields="", values=False),
     )
     fields = sdk.FieldConfig(
-        unit="none", thresholds=thresholds(((None, NEUTRAL),)), color=sdk.FieldColor(), no_value=empty
+        unit="none", thresholds=thresholds(((None, NEUTRAL),)), color=sdk.FieldColor(), no_value="unknown"
     )
     overrides = by_regexp(fixed_colors({f"/^{begin}/": color for begin, color in colors.items()}))
     return Panel("stat", title, description, queries, options, fields, width, height, instant=True, overrides=overrides)
@@ -287,19 +299,23 @@ def timeline(
             show_legend=True, display_mode=common.LegendDisplayMode.LIST, placement=common.LegendPlacement.BOTTOM
         ),
         tooltip=common.VizTooltipOptions(mode=common.TooltipDisplayMode.SINGLE),
-        per_page=SHOWN_ROWS,
+        per_page=0,
     )
     fields = sdk.FieldConfig(
         unit=unit,
         decimals=0 if unit == "percentunit" else None,
         thresholds=thresholds(steps or ((None, NEUTRAL),)),
-        color=sdk.FieldColor(mode=sdk.FieldColorModeId.THRESHOLDS),
+        color=sdk.FieldColor(mode=sdk.FieldColorModeId.THRESHOLDS) if steps else _palette(),
         mappings=value_mappings(names or {}),
         custom=statetimeline.FieldConfig(fill_opacity=100, line_width=0),
         no_value=empty,
         links=list(links),
     )
-    return Panel("state-timeline", title, description, queries, options, fields, width, height, points=points)
+    # Without an override, Grafana shows `empty` in the legend if a series has a gap.
+    gaps = by_regexp([override("/.*/", noValue="no data")])
+    return Panel(
+        "state-timeline", title, description, queries, options, fields, width, height, overrides=gaps, points=points
+    )
 
 
 def thresholds(steps: Steps) -> sdk.ThresholdsConfig:

@@ -7,7 +7,7 @@ are severities: no rank has such a color.
 
 from __future__ import annotations
 
-BAD, CAUTION, GOOD, NEUTRAL = "#e02f44", "#ff9830", "#1a8a5c", "#808080"
+BAD, CAUTION, GOOD, NEUTRAL = "#e02f44", "#d9660f", "#1a8a5c", "#808080"
 """The severities: critical, warning, healthy, unknown or over."""
 
 PHASE_COLORS = {
