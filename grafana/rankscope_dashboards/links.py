@@ -13,8 +13,8 @@ RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks/"
 RULES = Path(__file__).parents[2] / "deploy/prometheus/rules/rankscope.yml"
 THIS_RUN = {"run": "${run}", "owner": "${owner}"}
 
-Link = dict[str, Any]
-"""A link of a cell or a series, as Grafana's JSON has it."""
+Link = Any
+"""A link of a cell or a series: a dict, as Grafana's JSON has it. The SDK's model is that of a dashboard's link."""
 
 
 def dashboard_link(title: str, uid: str, **variables: str) -> Link:
