@@ -14,6 +14,7 @@ from testing.simulated_job import even, lagging
 
 from rankscope.record.quantities import duration
 from rankscope_exporter.report import describe
+from rankscope_exporter.report.colors import PHASE_COLORS
 from rankscope_exporter.report.gpus import report_gpus
 from rankscope_exporter.report.runs import NodeReport, report_of_look
 from rankscope_exporter.report.values import Values
@@ -136,7 +137,8 @@ def test_without_color_only_text_is_written(run_dir: Path) -> None:
 
 def test_with_color_a_phase_has_its_color(run_dir: Path) -> None:
     job = JudgedJob(run_dir).trained(12)
-    assert "\x1b[38;2;25;115;14m█" in shown(report_of_look(job.look), Screen(80, has_color=True))
+    red, green, blue = bytes.fromhex(PHASE_COLORS["forward"].removeprefix("#"))
+    assert f"\x1b[38;2;{red};{green};{blue}m█" in shown(report_of_look(job.look), Screen(80, has_color=True))
 
 
 def test_a_name_is_neither_markup_nor_an_escape_sequence(run_dir: Path) -> None:
