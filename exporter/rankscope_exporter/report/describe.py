@@ -46,7 +46,10 @@ def title(run: RunReport) -> str:
 
 
 def summary(run: RunReport) -> Iterator[str]:
-    """Yield the run's ranks, its step time, and the useful and lost parts of its GPU time, with their window."""
+    """Yield the run's ranks, its step time, and the useful and lost parts of its GPU time, with their window.
+
+    A finding has a number of its own for its cause, so that the causes are left out next to one.
+    """
     here = " here" * (run.not_judged == ELSEWHERE)
     if not run.living:
         yield f"ended{here}"
@@ -69,7 +72,8 @@ def _shares(run: RunReport) -> Iterator[str]:
         yield f"{percent(run.useful_ratio)} useful"
     if (unknown := run.lost.get("unknown", 0.0)) >= MIN_SHOWN:
         yield f"{percent(unknown)} unknown (the GPUs have not been measured yet)"
-    lost = [(cause, ratio) for cause, ratio in run.lost.items() if ratio >= MIN_SHOWN and cause != "unknown"]
+    known = {} if run.findings else run.lost
+    lost = [(cause, ratio) for cause, ratio in known.items() if ratio >= MIN_SHOWN and cause != "unknown"]
     yield from (f"{percent(ratio)} lost to {cause}" for cause, ratio in lost[:CAUSES_SHOWN])
 
 
@@ -157,7 +161,7 @@ def now(rank: RankReport) -> str:
         ago = "" if rank.ended_seconds is None else f", {duration(rank.ended_seconds)} ago"
         return f"{rank.ended or 'ended'}{ago}"
     seconds = rank.phase_seconds or 0.0
-    return f"{rank.phase} for {duration(seconds)}" if seconds >= 1.0 else rank.phase or ""
+    return f"{rank.phase} for {duration(seconds)}" if rank.phase and seconds >= 1.0 else rank.phase or ""
 
 
 def now_mark(run: RunReport, rank: RankReport) -> Mark:

@@ -18,7 +18,9 @@ from rankscope_exporter.ranks.readings import reading
 from rankscope_exporter.ranks.watcher import STALE_AFTER, OutdatedError
 from rankscope_exporter.report.analyzer import Analyzer
 from rankscope_exporter.report.findings import FindingReport, PendingReport, report_finding, report_pending
+from rankscope_exporter.report.gpus import GpuProblem
 from rankscope_exporter.report.ranks import Moment, RankReport, report_rank, step_seconds
+from rankscope_exporter.report.rates import RecentRates
 
 ROUNDING = 1e-6
 MOST_UNKNOWN = 0.5
@@ -83,6 +85,8 @@ class NodeReport:
     at: float
     """The unix time of the readings."""
     runs: Sequence[RunReport]
+    gpu_problems: Sequence[GpuProblem] = ()
+    """What alerts about the node's GPUs, and then what will if it lasts."""
 
 
 class Reporter:
@@ -104,6 +108,10 @@ class Reporter:
         """Knows who diagnoses the runs that are not whole on this node."""
         self.complete: Callable[[NodeReport], NodeReport] = lambda report: report
         """Adds what the analyzer says of them, if it is configured."""
+        self.check_gpus: Callable[[Callable[[], Sequence[RunReport]]], Sequence[GpuProblem]] = lambda _runs: ()
+        """Returns the problems of the GPUs, which depend on the runs."""
+        self.rates = RecentRates()
+        """How busy the GPUs and how fast the runs were in the last minutes."""
 
     def look(self) -> Look | None:
         """Return the last update of the diagnosis; None if the collector `findings` is off or late."""
@@ -115,7 +123,15 @@ class Reporter:
         scan, look = self._scan(), self.look()
         if scan is None:
             raise OutdatedError(f"the run directories have not been read for {STALE_AFTER:.0f} s")
-        return self.complete(report_of_look(look, self.analyzer.address)) if look else self._report_of_scan(scan)
+        node = self.complete(report_of_look(look, self.analyzer.address)) if look else self._report_of_scan(scan)
+        return replace(node, gpu_problems=self.check_gpus(lambda: node.runs))
+
+    def watch(self) -> None:
+        """Check the GPUs and record the rates. Called every few seconds, whether or not the report is read."""
+        look = self.look()
+        if look:
+            self.rates.record(look)
+        self.check_gpus(lambda: report_of_look(look).runs if look else ())
 
     def _report_of_scan(self, scan: Scan) -> NodeReport:
         read = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=self._monotonic())

@@ -87,16 +87,20 @@ def create_app(
     reporter: Reporter | None = None,
     facts: NodeFacts | None = None,
     *,
+    node: str = "",
     has_lifecycle: bool = False,
 ) -> ASGIApp:
-    """Return the ASGI application. `gpus` knows whether the exporter is ready; `has_lifecycle` allows a release."""
+    """Return the ASGI application of the node with this name.
+
+    `gpus` knows whether the exporter is ready; `has_lifecycle` allows a release.
+    """
     app = FastAPI(lifespan=limit_threads, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
     @app.api_route("/-/healthy", methods=READ)
     async def healthy() -> Response:
         return PlainTextResponse("healthy\n")
 
-    status_page = SingleFlight(lambda: render_status(scrape.collect(), reporter))
+    status_page = SingleFlight(lambda: render_status(scrape.collect(), reporter, name=node))
 
     @app.api_route("/", methods=READ)
     async def status(request: Request) -> Response:

@@ -68,13 +68,13 @@ class Viewed:
 
 def test_a_node_shows_what_the_analyzer_finds_in_its_run(job: AnalyzedJob, analyzer: Analyzer) -> None:
     viewed, node = Viewed(analyzer), job.nodes[0].reporter().report()
-    assert "is not diagnosed here" in verdict(viewed.report(node), (), "")
+    assert "is not diagnosed here" in verdict(viewed.report(node), (), "").html
     viewed.runs.poll()
     (run,) = viewed.report(node).runs
     (finding,) = run.findings
     assert (finding.kind, finding.rank, finding.node, run.judged_by) == ("straggler", 3, "node-1", URL)
     assert [rank.rank for rank in run.ranks] == [0, 1]
-    page = verdict(viewed.report(node), (), "")
+    page = verdict(viewed.report(node), (), "").html
     assert finding.sentence in page
     assert "is not diagnosed here" not in page
 

@@ -61,7 +61,7 @@ def test_a_straggler_is_shown_at_the_top_and_marked_in_its_run(run_dir: Path) ->
     assert ", waits least" in row(page, 2)
     assert row(page, 2).startswith('<tr class="bad">')
     assert row(page, 1).startswith("<tr>")
-    assert "<title>(1) " in page
+    assert "<title>1 problem · Rankscope exporter</title>" in page
 
 
 def test_a_pending_finding_is_shown_below_no_problem_found_yet(run_dir: Path) -> None:
