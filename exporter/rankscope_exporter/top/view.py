@@ -136,7 +136,7 @@ class View:
         chosen = next((i for i, run in enumerate(runs) if key_of(run) == self._screen.chosen), None)
         first = None if chosen is None or len(sections) - last < len(runs) else chosen + last
         most = max(height - ROOM_FOR_ROWS, last + 1)
-        if first is not None and first >= most > 0 and len(sections) > most:  # show it instead of the worst
+        if first is not None and first >= most > 0 and len(sections) > most:  # show it first
             sections, first = [*sections[:last], sections[first], *sections[last:first], *sections[first + 1 :]], last
         fitting = sections[:most] if len(sections) > most + 1 else sections
         hidden = len(sections) - len(fitting)
