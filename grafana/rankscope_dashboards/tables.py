@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grafana_foundation_sdk.models import common, table
 from grafana_foundation_sdk.models import dashboard as sdk
 
-from rankscope_dashboards.panels import Names, Panel, Query, Steps, override, thresholds, value_mappings
+from rankscope_dashboards.links import Link
+from rankscope_dashboards.panels import (
+    NORMAL,
+    Names,
+    Panel,
+    Query,
+    Steps,
+    by_regexp,
+    override,
+    thresholds,
+    value_mappings,
+)
+from rankscope_exporter.report.colors import STATE_COLORS
 
-_CELLS = common.TableFieldOptions(cell_options=common.TableAutoCellOptions(), filterable=True)
+_CELLS = common.TableFieldOptions(cell_options=common.TableAutoCellOptions())
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,16 @@ class Column:
     """Draw the value, a ratio, as a bar."""
     is_link: bool = False
     """Link to the value, a URL. The exporter publishes no URL with a password or a query string."""
+    texts: Mapping[str, str] | None = None
+    """Texts to show instead of values, without a color."""
+    wrap: bool = False
+    """Show a long text in several lines."""
+    link: Link | None = None
+    hidden: bool = False
+    """Only links use the column."""
+    filterable: bool = False
+    width: int | None = None
+    """In pixels; by default the columns share the width."""
 
     def field(self, queries: int) -> str:
         """Return Grafana's name of the column before it is renamed."""
@@ -35,25 +57,47 @@ class Column:
         return f"Value #{self.source}" if queries > 1 else "Value"
 
     def override(self) -> sdk.DashboardFieldConfigSourceOverrides:
-        """Return the column's unit, limits and colors as a Grafana override."""
-        properties: dict[str, object] = {}
+        """Return the column's unit, limits, colors, links and width as a Grafana override."""
+        properties = self._look() | self._cell()
         if self.unit:
             properties["unit"] = self.unit
         if self.unit == "percentunit":
             properties["decimals"] = 0
+        if self.is_link:
+            # Raw, because Grafana would encode a %20 again. Grafana rejects schemes that run code.
+            properties["links"] = [{"title": "Open the page", "url": "${__value.raw:raw}", "targetBlank": True}]
+        if self.link:
+            properties["links"] = [self.link]
+        return override(self.title, **properties)
+
+    def _look(self) -> dict[str, object]:
+        properties: dict[str, object] = {}
+        if self.hidden:
+            properties |= {"custom_hidden": True, "custom_hideFrom": {"viz": True}}
+        if self.width:
+            properties["custom_width"] = self.width
+        if self.filterable:
+            properties["custom_filterable"] = True
+        return properties
+
+    def _cell(self) -> dict[str, object]:
+        properties: dict[str, object] = {}
         if self.steps:
             colored = common.TableColorTextCellOptions()
             properties |= {"thresholds": thresholds(self.steps), "custom_cellOptions": colored}
         if self.names:
             cell = common.TableColoredBackgroundCellOptions(mode=common.TableCellBackgroundDisplayMode.BASIC)
-            properties |= {"mappings": value_mappings(self.names), "custom_cellOptions": cell}
+            unnamed = thresholds(((None, NORMAL),))
+            properties |= {"mappings": value_mappings(self.names), "custom_cellOptions": cell, "thresholds": unnamed}
         if self.bar:
             gauge = common.TableBarGaugeCellOptions(mode=common.BarGaugeDisplayMode.BASIC)
-            properties |= {"min": 0, "max": 1, "custom_cellOptions": gauge}
-        if self.is_link:
-            # Raw, because Grafana would encode a %20 again. Grafana rejects schemes that run code.
-            properties["links"] = [{"title": "Open the page", "url": "${__value.raw:raw}", "targetBlank": True}]
-        return override(self.title, **properties)
+            blue = sdk.FieldColor(mode=sdk.FieldColorModeId.FIXED, fixed_color=STATE_COLORS["working"])
+            properties |= {"min": 0, "max": 1, "color": blue, "custom_cellOptions": gauge}
+        if self.texts:
+            properties["mappings"] = value_mappings({value: (text, None) for value, text in self.texts.items()})
+        if self.wrap:
+            properties["custom_cellOptions"] = common.TableAutoCellOptions(wrap_text=True)
+        return properties
 
 
 def table_of(
@@ -66,7 +110,10 @@ def table_of(
     height: int = 8,
     empty: str = "-",
 ) -> Panel:
-    """Return a table with these columns, in this order. Other labels and values are not shown."""
+    """Return a table with these columns, in this order. Other labels and values are not shown.
+
+    `empty` is shown instead of the table if there are no rows. A cell without a value is empty.
+    """
     return Panel(
         "table",
         title,
@@ -78,7 +125,7 @@ def table_of(
         height,
         instant=True,
         tabular=True,
-        overrides=[column.override() for column in columns],
+        overrides=[*by_regexp([override("/.*/", noValue="")]), *(column.override() for column in columns)],
         transformations=_transformations(columns, len(queries)),
     )
 

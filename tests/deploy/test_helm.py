@@ -421,7 +421,7 @@ def test_an_exporter_cannot_show_more_than_its_scrape_may_have() -> None:
         assert found["labelValueLengthLimit"] >= max(LABEL_LIMIT * len("\N{GRINNING FACE}".encode()), TEXT_LIMIT)
 
 
-def test_the_pages_values_for_the_operators_chart_contain_our_alertmanager_configuration(tmp_path: Path) -> None:
+def test_the_pages_values_for_the_operators_chart_have_our_alertmanager_configuration_and_texts(tmp_path: Path) -> None:
     page = (ROOT / "docs/install/kubernetes.md").read_text()
     (command,) = re.findall(r"^\{ printf .*? > monitoring\.yml$", page, re.MULTILINE | re.DOTALL)
     script = command.replace("deploy/", f"{ROOT}/deploy/")
@@ -430,6 +430,8 @@ def test_the_pages_values_for_the_operators_chart_contain_our_alertmanager_confi
     assert values["alertmanager"]["config"] == yaml.safe_load(
         (ROOT / "deploy/alertmanager/alertmanager.yml").read_text()
     )
+    templates = values["alertmanager"]["templateFiles"]
+    assert templates == {"rankscope.tmpl": (ROOT / "deploy/alertmanager/rankscope.tmpl").read_text()}
     assert values["grafana"]["sidecar"]["datasources"] == {"defaultDatasourceScrapeInterval": "15s"}
 
 

@@ -107,7 +107,7 @@ def test_every_panel_of_both_dashboards_has_data(faulty_run: FaultyRun) -> None:
     panels = queries(faulty_run)
     assert {query.dashboard for query in panels} == {"run", "node"}
     empty = [query for query in panels if not series_of(faulty_run, query.expr)]
-    assert empty == [query for query in panels if query.needs_cuda]
+    assert empty == [query for query in panels if query.needs_cuda or query.rare]
 
 
 def test_the_comparison_shows_both_runs(faulty_run: FaultyRun) -> None:

@@ -30,6 +30,8 @@ NO_RUN = "No run spans the nodes of the targets that answer."
 NO_TARGET = "No target answers, so no run is known."
 SHOWN_FAILURES = 20
 """The most targets that do not answer whose names and reasons are shown."""
+SHOWN_EXPORTERS = 256
+"""The most targets whose URLs `/api/v1/runs` has."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class AnalyzerReport:
     """The number of targets that answer (`up`) and that do not (`failing`)."""
     failures: Mapping[str, str]
     """Why targets do not answer, by name: the first ones."""
+    exporters: Sequence[str]
+    """The URLs of the targets: the first ones. `rankscope top` asks them for what the analyzer does not know."""
     runs: Sequence[RunReport]
 
 
@@ -51,7 +55,8 @@ def report_of(analyzer: Analyzer, targets: Mapping[str, str]) -> AnalyzerReport:
     report = report_of_look(look, missing=analyzer.missing) if look else NodeReport(0.0, ())
     failures = sorted((name, reason) for name, reason in targets.items() if reason)
     counts = {"up": len(targets) - len(failures), "failing": len(failures)}
-    return AnalyzerReport(report.at, counts, dict(failures[:SHOWN_FAILURES]), report.runs)
+    exporters = sorted(targets)[:SHOWN_EXPORTERS]
+    return AnalyzerReport(report.at, counts, dict(failures[:SHOWN_FAILURES]), exporters, report.runs)
 
 
 def as_html(report: AnalyzerReport) -> str:

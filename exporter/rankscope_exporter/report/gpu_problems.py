@@ -1,4 +1,4 @@
-"""The problems of this node's GPUs that alert, and their age: by the same facts and limits as the rules about GPUs.
+"""The problems of this node's GPUs that alert, and their onsets: by the same facts and limits as the rules about GPUs.
 
 The rules are in deploy/prometheus/rules/rankscope.yml, with the reasons for the limits.
 tests/rules/test_gpu_problems.py compares both.

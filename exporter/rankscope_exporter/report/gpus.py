@@ -107,6 +107,14 @@ class GpuReport:
 
 
 @dataclass(frozen=True)
+class GpusReport:
+    """All GPUs of a node, at a unix time."""
+
+    at: float
+    gpus: Sequence[GpuReport]
+
+
+@dataclass(frozen=True)
 class GpuProblem:
     """A GPU's problem that alerts, or will if it lasts. `gpu` and `uuid` are empty if the driver does not list it."""
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from rankscope.record.group_name import members
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
-from rankscope_exporter.diagnosis.judge import Verdict
+from rankscope_exporter.diagnosis.judge import STALLED_STEPS, Verdict
 from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.diagnosis.standstill import SILENT
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.ranks.readings import reading
@@ -68,7 +69,7 @@ class RunReport:
     """The window of rates and ratios."""
     steps_per_second: float | None
     step_seconds: float | None
-    """The median length of the last steps."""
+    """The median length of the last steps; None while the run hangs or may hang."""
     useful_ratio: float | None
     lost: Mapping[str, float]
     """Ratio of lost GPU time by cause, the largest first."""
@@ -79,7 +80,7 @@ class RunReport:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """All runs: living ones first, and among those the ones with findings."""
+    """All runs: living ones first, and among those the worst."""
 
     at: float
     """The unix time of the readings."""
@@ -189,8 +190,19 @@ def _by_run(ranks: Sequence[Rank]) -> Mapping[Run, Sequence[Rank]]:
 
 
 def ordered(runs: Sequence[RunReport]) -> Sequence[RunReport]:
-    """Return the runs in the order of display: living ones first, and among those the ones with findings."""
-    return sorted(runs, key=lambda one: (not one.living, not one.findings, one.run, one.owner))
+    """Return the runs in the order of display: living ones first, and among those the worst."""
+    return sorted(runs, key=lambda one: (not one.living, *_severity(one), one.run, one.owner))
+
+
+def places(run: RunReport) -> Set[tuple[int, str]]:
+    """Return each rank with its GPU, or else its node: in a container, that may have a name of its own."""
+    return {(rank.rank, rank.uuid or rank.node) for rank in run.ranks}
+
+
+def _severity(run: RunReport) -> tuple[object, ...]:
+    """Return a key that sorts critical findings first, then the largest warnings, then runs without a finding."""
+    is_critical = any(one.severity == "critical" for one in run.findings)
+    return not is_critical, not run.findings, -max((one.ratio for one in run.findings), default=0.0)
 
 
 def _run(
@@ -208,7 +220,8 @@ def _run(
     is_known = bool(lost) and lost.get("unknown", 0.0) <= MOST_UNKNOWN
     useful = lost.pop("none", 0.0)
     rate = facts.steps_rate if facts and facts.ranks else None
-    size = max(one.world_size for one in readings)
+    size, may_hang = max(one.world_size for one in readings), _may_hang(verdict, facts)
+    step = step_seconds([rank for rank in ranks if rank.snapshot.alive]) if ranks else rate and 1.0 / rate
     return RunReport(
         run=run[0],
         owner=run[1],
@@ -224,13 +237,20 @@ def _run(
         ended=len(readings) - living,
         window_seconds=facts.seconds if facts and facts.ranks else None,
         steps_per_second=rate,
-        step_seconds=step_seconds([rank for rank in ranks if rank.snapshot.alive]) if ranks else rate and 1.0 / rate,
+        step_seconds=None if may_hang else step,
         useful_ratio=useful if is_known else None,
         lost=dict(sorted(((cause, ratio) for cause, ratio in lost.items() if ratio > ROUNDING), key=lambda it: -it[1])),
         findings=[report_finding(run, one, verdict.at, moment.unix) for one in verdict.findings] if verdict else [],
         pending=[report_pending(run, one) for one in verdict.pending] if verdict else [],
-        ranks=_ranks(readings, moment, facts, ranks),
+        ranks=_ranks(readings, moment, facts, ranks, may_hang=may_hang),
     )
+
+
+def _may_hang(verdict: Verdict | None, facts: RunFacts | None) -> bool:
+    """Return whether the run hangs or may hang; without a verdict, whether its ranks here stand still."""
+    if verdict:
+        return verdict.may_hang
+    return bool(facts and facts.stalled > max(SILENT, STALLED_STEPS * facts.seconds / max(facts.steps, 1.0)))
 
 
 def _reason(not_judged: str, here: int, size: int) -> str:
@@ -240,9 +260,9 @@ def _reason(not_judged: str, here: int, size: int) -> str:
 
 
 def _ranks(
-    readings: Sequence[RankReading], moment: Moment, facts: RunFacts | None, ranks: Sequence[Rank]
+    readings: Sequence[RankReading], moment: Moment, facts: RunFacts | None, ranks: Sequence[Rank], *, may_hang: bool
 ) -> Sequence[RankReport]:
     known = {one.rank: one for one in facts.ranks} if facts else {}
     here = {int(rank.key[1]): rank for rank in ranks}
     numbered = sorted(readings, key=lambda one: one.rank)
-    return [report_rank(one, moment, known.get(one.rank), here.get(one.rank)) for one in numbered]
+    return [report_rank(one, moment, known.get(one.rank), here.get(one.rank), may_hang=may_hang) for one in numbered]

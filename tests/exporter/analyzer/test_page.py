@@ -57,7 +57,9 @@ def test_a_node_that_does_not_answer_is_named(job: AnalyzedJob) -> None:
     assert "1 of 2 targets answer" in page
     assert '<td class="text">b</td><td class="text">connection refused</td>' in page
     assert "No problem found" not in page
-    assert pages.get("/api/v1/runs").json()["runs"][0]["missing_nodes"] == ["node-1"]
+    answer = pages.get("/api/v1/runs").json()
+    assert answer["runs"][0]["missing_nodes"] == ["node-1"]
+    assert (answer["exporters"], answer["failures"]) == (["a", "b"], {"b": "connection refused"})
 
 
 def test_it_is_ready_when_a_target_has_answered(job: AnalyzedJob) -> None:

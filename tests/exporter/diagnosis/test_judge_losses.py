@@ -9,7 +9,7 @@ import pytest
 from testing.readings import RUN, SLOW, Change, Training, Trial, Work, counting, drift, spend
 
 from rankscope_exporter.diagnosis.facts import compare
-from rankscope_exporter.diagnosis.readings import AlignedCounters, CollectiveCounters, RankReading
+from rankscope_exporter.diagnosis.readings import AlignedCounters, CollectiveCounters, GpuCounters, RankReading
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
@@ -98,6 +98,21 @@ def test_the_evidence_follows_the_ratio() -> None:
     trial = Trial().trained(60).trained(60, spend("backward", 0.05, 1))
     (finding,) = trial.train(60, spend("backward", 0.6, 1)).findings
     assert finding.candidate.evidence["lag"] == pytest.approx(finding.candidate.ratio, abs=0.05)
+
+
+def test_a_reason_that_is_over_is_no_longer_in_the_evidence() -> None:
+    """The rank is late for the same phase, but its GPU is no longer throttled."""
+
+    def throttled(one: RankReading) -> RankReading:
+        seconds = min(one.at, 120.0) if one.rank == 1 else 0.0
+        return counting(one, gpu=GpuCounters(0.9 * one.at, {"hw_thermal_slowdown": seconds}))
+
+    trial = Trial(Training(4, adjust=throttled)).trained(60, drift)
+    (finding,) = trial.train(50, drift, SLOW).findings
+    assert (finding.candidate.cause, finding.candidate.evidence["throttled"]) == ("throttled", pytest.approx(1.0))
+    (finding,) = trial.train(60, drift, SLOW).findings
+    assert finding.candidate.cause == "throttled"
+    assert finding.candidate.evidence.keys() == {"lag", "wait", "group_wait"}
 
 
 LONGEST_GAP = 4

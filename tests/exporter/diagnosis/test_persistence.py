@@ -72,6 +72,15 @@ def test_a_slow_rank_is_found_after_four_long_steps(ranks: int, factor: int) -> 
     assert (finding.candidate.place.rank, finding.candidate.cause) == (1, "backward")
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_straggler_that_has_healed_does_not_stay_because_the_work_is_uneven(seed: int) -> None:
+    trial, uneven = Trial(Training(4, transfer=0.1)), of_random_rank(4, "backward", 1.6, seed)
+    trial.train(600, scaled(10), uneven)
+    trial.train(120, scaled(10), uneven, spend("backward", 1.5, 1))
+    verdict = trial.train(900, scaled(10), uneven)
+    assert "straggler" not in {finding.kind for finding in verdict.findings}
+
+
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_long_steps_of_which_each_is_longer_on_a_random_rank_have_no_straggler(ranks: int) -> None:
     trial = Trial(Training(ranks, transfer=0.6))

@@ -1,4 +1,4 @@
-"""The status page names the problem in each state of a node, and says nothing false if a fact is missing."""
+"""The status page says what is wrong in each state of a node, and nothing false if a fact is missing."""
 
 from __future__ import annotations
 

@@ -15,11 +15,9 @@ from testing.records import publish
 from testing.simulated_job import lagging
 
 from rankscope.record.layout import INDEX
-from rankscope.record.phases import NAMES
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.ranks import SKIP_REASONS, SKIPPED
-from rankscope_exporter.report.colors import PHASE_COLORS
 from rankscope_exporter.report.runs import Reporter
 from rankscope_exporter.web.status_page import SKIP_REASON_TEXTS, render_status
 
@@ -158,10 +156,6 @@ def test_unread_ranks_are_reported_instead_of_no_problem() -> None:
     assert "No data about the ranks: " in top(page)
     assert 'class="verdict bad"' in page
     assert "No problem found" not in page
-
-
-def test_each_phase_has_a_color() -> None:
-    assert tuple(PHASE_COLORS) == NAMES
 
 
 def test_custom_phases_are_shown(run_dir: Path) -> None:
