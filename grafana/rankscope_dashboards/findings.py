@@ -1,4 +1,4 @@
-"""What the diagnosis has found, in its own words, for tiles and tables.
+"""The findings of the diagnosis in their own words, for tiles and tables.
 
 `rankscope_finding_info` has the sentence. It and the finding's other series have the same labels otherwise.
 """
