@@ -80,6 +80,7 @@ GPUS = table_of(
         Column("G", "XIDs", steps=((None, "text"), (1, CAUTION)), width=60),
         Column("H", "ECC", steps=((None, "text"), (1, CAUTION)), width=50),
     ],
+    height=11,
     empty="the driver does not answer, or the exporter has no GPU",
 )
 

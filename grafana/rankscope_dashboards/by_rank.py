@@ -66,10 +66,10 @@ MANY = f"{COUNT} > {ALL_RANKS}"
 NAMED = f"scalar({NAMED_RANKS} + {ALL_RANKS - NAMED_RANKS} * ({COUNT} <= bool {ALL_RANKS}))"
 ROOMY = 24
 """The most rows whose names do not overlap."""
-SHOWN_NODES = 40
+SHOWN_NODES = 14
 PLACES = f"max by (rank, node, instance) (rankscope_rank_info{{{RUN_ONLY}}})"
 LAG_BY_NODE = f"max by (node, instance) ({PLACES} * on (rank) group_left () {LAG})"
-WORST_NODES = f"topk({SHOWN_NODES}, max by (node, instance) ({PLACES} * on (rank) group_left () {WHOLE}))"
+WORST_NODES = f"topk({SHOWN_NODES}, {over_the_range(LAG_BY_NODE)})"
 SHOWN = largest(LAG, count=NAMED)
 # Each row has a name if there is room, otherwise the worst ranks and every tenth.
 EVERY_TENTH = WHOLE.replace(RANKS, f'{RANKS},rank=~".*0"')

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from testing.promtool import INTERVAL, complaint
 
+from rankscope_dashboards.by_rank import SHOWN_NODES
 from rankscope_dashboards.links import RANK_ZERO
 from rankscope_dashboards.queries import panel_queries
 from rankscope_dashboards.selectors import ALL_RANKS, NAMED_RANKS
@@ -342,7 +343,10 @@ def test_of_more_ranks_the_worst_have_a_row_and_nodes_and_the_others_are_summed_
     ranks = ALL_RANKS + 36
     runs = {"huge": of_ranks(ranks)}
     worst = range(ranks - NAMED_RANKS, ranks)
-    nodes = {f'{{node="node-{node}",instance="huge"}}': 4.0 * node + 3 for node in range(ranks // 4)}
+    nodes = {
+        f'{{node="node-{node}",instance="huge"}}': 4.0 * node + 3
+        for node in range(ranks // 4 - SHOWN_NODES, ranks // 4)
+    }
     panel = "Lag by rank over time"
     assert promtool_error(panel, {"huge": {row(r, f"rank {r}"): float(r) for r in worst}}, tmp_path, runs=runs) == ""
     assert promtool_error(panel, {"huge": nodes}, tmp_path, 1, runs) == ""
