@@ -33,7 +33,7 @@ from rankscope.cli.explaining.fetching import BODY_LIMIT, Answer, FetchError
 from rankscope.cli.explaining.prometheus import Prometheus
 
 BOUND = "exit status 0 or 2, and text that a terminal can print"
-QUESTIONS = 12  # about the maximum number of requests; each input mutates the answers to some of them
+QUESTIONS = 11  # the number of requests of an explanation; each input mutates the answers to some of them
 LINES = 250  # maximum of an explanation with the longest texts
 SCENES = (
     *(Scene(), Scene(), Scene(has_findings=False), Scene(has_findings=False, is_judged=False)),
@@ -97,6 +97,7 @@ class MutatingServer:
         some = choose.choice((1, 1, 1, 2, 4, QUESTIONS))
         self._mutated = set(choose.sample(range(QUESTIONS), some))
         self._asked = 0
+        self.has_mutated = False
 
     def __call__(self, url: str, _headers: Mapping[str, str]) -> Answer:
         """Answer a request, like `fetch`."""
@@ -104,6 +105,7 @@ class MutatingServer:
         self._asked += 1
         if self._asked - 1 not in self._mutated:
             return Answer(200, "OK", json.dumps(found).encode())
+        self.has_mutated = True
         kind = self._choose.random()
         if kind < 0.04:
             raise self._choose.choice(FAILURES)
@@ -156,10 +158,11 @@ def _values(tree: Any) -> Iterator[tuple[Any, Any]]:
 def explained(seed: int, number: int) -> str:
     """Return the outcome of input `number` in a word. Raises FuzzError."""
     choose = random.Random(f"{seed}/{number}")
-    server = MutatingServer(choose, choose.choice(SCENES))
+    scene = choose.choice(SCENES)
+    server = MutatingServer(choose, scene)
     as_json = choose.random() < 0.3
     at = choose.choice((None, None, f"{NOW:.0f}"))
-    run = choose.choice((None, None, None, "train", "train", "\x1b[2J"))
+    run = "\x1b[2J" if choose.random() < 0.05 else choose.choice((None, *scene.runs))
     out, err = io.StringIO(), io.StringIO()
 
     def connect(url: str, moment: float | None) -> Prometheus:
@@ -168,7 +171,8 @@ def explained(seed: int, number: int) -> str:
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = show("http://alice:secret@127.0.0.1:9090", run, None, None, at, as_json, connect=connect)
-        return _checked(status, out.getvalue(), err.getvalue(), as_json)
+        kind = _checked(status, out.getvalue(), err.getvalue(), as_json)
+        return kind if server.has_mutated else f"{kind}, not mutated"
     except Exception as error:
         raise FuzzError(f"seed {seed}, input {number}: {error!r}") from error
 
