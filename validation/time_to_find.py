@@ -99,11 +99,8 @@ class MonitoredArena(Arena):
         return Stack(directory, [], speed=speed, targets=targets)
 
     def _start(self, started: ExitStack) -> None:
-        for server in (*self.exporters, *self.analyzers):
-            server.start()
-            started.callback(server.stop)
-        for stack in self.stacks.values():
-            started.enter_context(stack)
+        for each in (*self.exporters, *self.analyzers, *self.stacks.values()):
+            started.enter_context(each)
         super()._start(started)
 
     def findings(self) -> Iterator[dict[str, str]]:

@@ -76,12 +76,8 @@ def exporter(run_dir: Path, tmp_path: Path) -> Iterator[Server]:
     state = tmp_path / "state"
     state.mkdir()
     flags = (f"--web.listen-address={url[7:]}", f"--run-dir={run_dir}", f"--state-dir={state}")
-    server = Server("exporter", [sys.executable, "-c", NAMED, *flags], url, tmp_path / "log")
-    server.start()
-    try:
+    with Server("exporter", [sys.executable, "-c", NAMED, *flags], url, tmp_path / "log") as server:
         yield server
-    finally:
-        server.stop()
 
 
 def scrape(server: Server) -> str:
