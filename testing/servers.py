@@ -17,9 +17,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import yaml
@@ -28,6 +30,14 @@ READY_WITHIN = 30.0  # seconds; each needs less than one on an idle machine
 STOPPED_WITHIN = 10.0
 SNAPSHOTS = "--data.maintenance-interval=15s"
 """Alertmanager's interval of writing its notification log, as in docker-compose.yml."""
+
+
+@contextmanager
+def directories(name: str) -> Iterator[tuple[Path, Path]]:
+    """Yield a directory for the servers' files, and one in memory for the ranks' records."""
+    prefix = f"rankscope-{name}-"
+    with TemporaryDirectory(prefix=prefix) as directory, TemporaryDirectory(prefix=prefix, dir="/dev/shm") as memory:
+        yield Path(directory), Path(memory)
 
 
 def free_port() -> int:
