@@ -41,41 +41,16 @@ SCENES = (
 )
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 0.5, 1e308, -1e308, 10**30, 10**400, [], {}, [[]], [None], {"": ""}, {"a": {"b": []}}),
-    *(
-        "",
-        "NaN",
-        "+Inf",
-        "-Inf",
-        "1e400",
-        "-1",
-        "1e308",
-        "0x10",
-        "1_000",
-        "٣",
-        "9" * 5000,
-        "1e18",
-        "-1e17",
-        "253402300800",
-    ),
+    *("", "NaN", "+Inf", "-Inf", "1e400", "-1", "1e308", "0x10", "1_000", "٣", "9" * 5000),
+    *("1e18", "-1e17", "253402300800"),
     *("\n", "\x00", "\x1b[2J", "\x9b2J", "\u202e", "\u2028", "\ud800", "\\", '"', "{", '"} or up{a="', "x" * 5000),
     *("critical", "firing", "none", "straggler", "other", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"),
     *("$", '",phase="' * 400, "rankscope_finding_info", "hang", "%s%n{0}{found}", ["0", "0"], "train"),
 )
 TEXTS = tuple(odd for odd in ODD if isinstance(odd, str))
 NAMES = (
-    "metric",
-    "value",
-    "data",
-    "result",
-    "labels",
-    "run",
-    "rank",
-    "cause",
-    "alertname",
-    "__name__",
-    "uuid",
-    "severity",
-    "summary",
+    *("metric", "value", "data", "result", "labels", "run", "rank", "cause"),
+    *("alertname", "__name__", "uuid", "severity", "summary"),
 )
 BODIES = (
     *(b"", b"null", b"[]", b"{}", b"0", b'"', b"\xff\xfe", b"<html>Log in</html>", b"NaN", b"9" * 5000, b"-" * 100),
@@ -131,7 +106,7 @@ class MutatingServer:
 
 def _mutate(choose: random.Random, found: dict[str, Any]) -> None:
     """Replace, remove, add or rename one value of the tree, or repeat it many times."""
-    holder, key = choose.choice([*_values(found), (found, "data")])
+    holder, key = choose.choice([*values(found), (found, "data")])
     kind = choose.randrange(10)
     if kind == 0:
         holder.pop(key, None) if isinstance(holder, dict) else holder.pop(key)
@@ -147,12 +122,12 @@ def _mutate(choose: random.Random, found: dict[str, Any]) -> None:
         holder[key] = copy.deepcopy(choose.choice(ODD))
 
 
-def _values(tree: Any) -> Iterator[tuple[Any, Any]]:
+def values(tree: Any) -> Iterator[tuple[Any, Any]]:
     """Yield each value of a JSON tree, as its container and its key."""
     keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
     for key in keys:
         yield tree, key
-        yield from _values(tree[key])
+        yield from values(tree[key])
 
 
 def explained(seed: int, number: int) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import count, cycle
 from types import TracebackType
 
-from validation.fuzz.requests import OPENMETRICS, STATUS, damaged
+from validation.fuzz.requests import ODD_VALUES, STATUS, damaged
 from validation.siege.target import INSIDER, Held, Seen, Target, any_server
 
 from rankscope_exporter.node_facts.wire import ANALYZER
@@ -42,19 +42,7 @@ ENDLESS = {
     "pipelined requests": (b"", b"GET /-/healthy HTTP/1.1\r\n\r\n" * 2500),
 }
 """Requests without an end: how each begins, and the part that follows again and again."""
-ODD_ACCEPTS = (
-    b"Accept: " + OPENMETRICS,
-    b"Accept: application/openmetrics-text;version=1.0.0a\xb2",
-    b"Accept: application/openmetrics-text;version=" + b"9" * 5000,
-    b"Accept: application/openmetrics-text;version=1.0.0;escaping=values;q=nan",
-    b"Accept: text/plain;version=0.0.4;q=-1,*/*;q=1e999",
-    b"Accept: ;;=;q=x",
-    b"Accept: " + b"," * 5000,
-    b"Accept: \xe9",
-    b"Accept-Encoding: gzip;q=0,identity;q=0",
-    b"Accept-Encoding: gzip;q=x, br, \xff",
-    b"Accept-Encoding: " + b"gzip," * 1000,
-)
+ODD_ACCEPTS = tuple(b"%s: %s" % (name, value) for name in (b"Accept", b"Accept-Encoding") for value in ODD_VALUES[name])
 
 
 def basic(user: str, password: str) -> bytes:
