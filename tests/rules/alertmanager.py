@@ -111,9 +111,5 @@ def running_with_template(directory: Path, **receiver: Any) -> Iterator[Alertman
 
 @contextmanager
 def _running(directory: Path, configuration: str) -> Iterator[Alertmanager]:
-    server = servers.alertmanager(directory, configuration)
-    server.start()
-    try:
+    with servers.alertmanager(directory, configuration) as server:
         yield Alertmanager(server.url)
-    finally:
-        server.stop()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from testing.analyzed_job import AnalyzedJob
-from testing.simulated_job import lagging
+from testing.analyzed_job import SLOW, AnalyzedJob
 
 from rankscope_exporter.analyzer.metrics import METRICS, AnalyzerCollector
 from rankscope_exporter.analyzer.page import create_analyzer_app
@@ -16,7 +15,6 @@ from rankscope_exporter.exposition.scrape import Scrape
 
 ANSWER = {"a": "", "b": ""}
 ONE_ANSWERS = {"a": "", "b": "connection refused"}
-SLOW = lagging("forward", laggard=3)
 
 
 @pytest.fixture

@@ -20,18 +20,6 @@ def test_much_garbage_collection_in_turn_is_found_while_it_lasts(ranks) -> None:
     assert [(one.kind, one.candidate.cause) for one in verdict.findings] == [("rotating_straggler", "gc")]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_two_ranks_with_uneven_work_have_no_straggler(seed) -> None:
-    """Steps of 1.3 s with a standard deviation of 15%, independent for both ranks."""
-    draw = random.Random(seed)
-
-    def uneven(_step: int, _rank: int, work: Work) -> None:
-        work["forward"] = max(draw.gauss(1.3, 0.195), 0.0)
-
-    trial = Trial(Training(2)).trained(900, uneven)
-    assert not trial.opened()
-
-
 @pytest.mark.parametrize("seconds", [0.2, 1.0])
 def test_a_steady_straggler_of_two_is_found_after_a_dozen_steps(seconds) -> None:
     slow = spend("backward", 0.5 * seconds, 1)
@@ -170,15 +158,3 @@ def test_a_rank_that_is_late_in_each_third_step_or_less_often_is_found(ranks, ev
     assert finding
     assert (finding.kind, finding.candidate.place.rank) == ("straggler", 1)
     assert after <= 90.0
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_ranks_that_are_late_in_few_steps_by_chance_are_no_stragglers(ranks, seed) -> None:
-    """Ranks are late in few steps, by times with a heavy tail (Pareto's distribution)."""
-    draw = random.Random(seed)
-
-    def late(_step: int, _rank: int, work: Work) -> None:
-        work["backward"] += 0.1 * draw.paretovariate(1.5) if draw.random() < 0.3 / ranks else 0.0
-
-    assert not Trial(Training(ranks)).trained(1200, late).opened()

@@ -112,8 +112,7 @@ def connect_to(tmp_path: Path) -> Iterator[Callable[[ScrapedJob], queries.Connec
             server = servers.prometheus(tmp_path, "{}")
             # A scrape marks vanished series as stale; the blocks have no such marks.
             server.arguments = [*server.arguments, f"--query.lookback-delta={INTERVAL + 1}s"]
-            server.start()
-            stopped.callback(server.stop)
+            stopped.enter_context(server)
             now = job.at + job.booted
             return lambda at: Prometheus(server.url, now if at is None else at)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from testing.analyzed_job import AnalyzedJob
-from testing.simulated_job import lagging
+from testing.analyzed_job import SLOW, AnalyzedJob
 
 from rankscope.cli.explaining.fetching import Answer, FetchError
 from rankscope.cli.explaining.prometheus import Prometheus
@@ -28,7 +27,6 @@ from rankscope_exporter.report.runs import NodeReport
 from rankscope_exporter.web.verdict import verdict
 
 URL = "http://analyzer:10417"
-SLOW = lagging("forward", laggard=3)
 
 
 class Analyzer:
