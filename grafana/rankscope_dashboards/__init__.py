@@ -1,7 +1,8 @@
 """Rankscope's Grafana dashboards as typed Python; `grafana/generate.py` writes them to `grafana/dashboards/`.
 
-`run.py` and `node.py` define the panels with their queries, units and descriptions; `panels.py` and `tables.py` define
-how each kind of panel looks. Uses the Foundation SDK's models, not its builders: plain values are shorter.
+`fleet.py`, `cost.py`, `run.py` and `node.py` define the panels with their queries, units and descriptions; `panels.py`
+and `tables.py` define how each kind of panel looks. Uses the Foundation SDK's models, not its builders: plain values
+are shorter.
 """
 
 import warnings

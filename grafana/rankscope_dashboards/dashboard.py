@@ -48,18 +48,24 @@ class Mark:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A dashboard. `alerts` is the query of the alerts that its graphs mark, `marks` are further events."""
+    """A dashboard. `alerts` is the query of the alerts that its graphs mark, if any, and `marks` are further events.
+
+    `time_range` and `refresh` are durations: what is shown at first, and how often it is updated.
+    """
 
     uid: str
     title: str
     description: str
     variables: Sequence[sdk.VariableModel]
     rows: Sequence[Row]
-    alerts: str
+    alerts: str = ""
     marks: Sequence[Mark] = ()
+    time_range: str = "30m"
+    refresh: str = "15s"
 
     def to_json(self) -> str:
         """Return the dashboard's JSON with a final newline."""
+        alerts = [_alerts(self.alerts)] if self.alerts else []
         model = sdk.Dashboard(
             uid=self.uid,
             title=self.title,
@@ -68,10 +74,10 @@ class Dashboard:
             editable=False,
             graph_tooltip=sdk.DashboardCursorSync.CROSSHAIR,
             schema_version=SCHEMA_VERSION,
-            time=sdk.DashboardDashboardTime(from_val="now-30m", to="now"),
-            refresh="15s",
+            time=sdk.DashboardDashboardTime(from_val=f"now-{self.time_range}", to="now"),
+            refresh=self.refresh,
             templating=sdk.DashboardDashboardTemplating(list_val=[_datasource(), *self.variables]),
-            annotations=sdk.AnnotationContainer(list_val=[_alerts(self.alerts), *map(_mark, self.marks)]),
+            annotations=sdk.AnnotationContainer(list_val=[*alerts, *map(_mark, self.marks)]),
             links=[_links()],
             panels=list(_place_rows(self.rows)),
         )

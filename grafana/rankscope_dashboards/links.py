@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 RUN_UID, NODE_UID = "rankscope-run", "rankscope-node"
-RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks/"
+DOCUMENTATION = "https://github.com/rankscope/rankscope/blob/main/docs/"
+RUNBOOKS = f"{DOCUMENTATION}runbooks/"
 RULES = Path(__file__).parents[2] / "deploy/prometheus/rules/rankscope.yml"
 THIS_RUN = {"run": "${run}", "owner": "${owner}"}
 
@@ -24,8 +25,8 @@ def dashboard_link(title: str, uid: str, **variables: str) -> Link:
 
 
 def cell(column: str) -> str:
-    """Return Grafana's variable for the row's cell in the column of this title."""
-    return f'${{__data.fields["{column}"]}}'
+    """Return Grafana's variable for the row's cell in the column of this title. A run's name may have an `&`."""
+    return f'${{__data.fields["{column}"]:percentencode}}'
 
 
 def rank_link(rank: str, run: str = THIS_RUN["run"], owner: str = THIS_RUN["owner"]) -> Link:
@@ -64,3 +65,8 @@ RUNBOOK_OF_KIND = {kind: alert for kind, alert in _alerts_by_kind().items() if k
     RANK_ZERO: "RankscopeRankZeroLagging",
 }
 """The alert, and so the runbook, of each kind of finding and of the alerts that are no finding."""
+
+TO_RUN = run_link(cell("Run"), cell("Owner"))
+TO_NODE = node_link(cell("Instance"))
+TO_ADVICE = {"title": "What to do", "url": f"{DOCUMENTATION}${{__data.fields.Page.text}}.md", "targetBlank": True}
+"""A link to the page of the documentation that the hidden column *Page* names."""

@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rankscope_dashboards.cost import COST
 from rankscope_dashboards.dashboard import NO_RUN
+from rankscope_dashboards.fleet import FLEET
 from rankscope_dashboards.node import NODE
 from rankscope_dashboards.run import RUN
 
-DASHBOARDS = {"run": RUN, "node": NODE}
+DASHBOARDS = {"fleet": FLEET, "cost": COST, "run": RUN, "node": NODE}
+"""By the name of its file. Grafana's home page is the first."""
 
 
 # Metrics that need a real NVIDIA GPU, with the reason: the simulated driver replaces NVML, not CUDA. The end-to-end
@@ -38,9 +41,16 @@ class PanelQuery(NamedTuple):
 
 
 def panel_queries(
-    *, run: str, owner: str, instance: str, interval: str = "1m", time_range: str = "", compare: str = NO_RUN
+    *,
+    run: str = "",
+    owner: str = "",
+    instance: str = "",
+    interval: str = "1m",
+    time_range: str = "",
+    compare: str = NO_RUN,
+    price: str = "",
 ) -> Iterator[PanelQuery]:
-    """Yield every query of both dashboards: for all ranks of `run`, the run `compare`, and the exporter `instance`.
+    """Yield every query of all dashboards: for all ranks of `run`, the run `compare`, and the exporter `instance`.
 
     `interval` is Grafana's rate interval (at least four scrape intervals), and the time range if no other is given.
     Some queries are about live ranks and one is about ended ranks, so use `query_range` over the whole life of a run
@@ -54,6 +64,7 @@ def panel_queries(
         "$run": run,
         "$owner": owner,
         "$compare": compare,
+        "$price": price,
     }
     for name, dashboard in DASHBOARDS.items():
         for panel in (panel for row in dashboard.rows for panel in row.panels):

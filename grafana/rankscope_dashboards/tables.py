@@ -24,6 +24,9 @@ from rankscope_dashboards.panels import (
 from rankscope_exporter.report.colors import STATE_COLORS
 
 _CELLS = common.TableFieldOptions(cell_options=common.TableAutoCellOptions())
+_BACKGROUND = common.TableColoredBackgroundCellOptions(mode=common.TableCellBackgroundDisplayMode.BASIC)
+NARROW = 100
+"""Pixels of a column below which its heading may need several lines."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Column:
     title: str
     unit: str = ""
     steps: Steps = ()
+    is_filled: bool = False
+    """Color the cell by `steps`, not its text."""
     names: Names | None = None
     bar: bool = False
     """Draw the value, a ratio, as a bar."""
@@ -49,6 +54,7 @@ class Column:
     filterable: bool = False
     width: int | None = None
     """In pixels; by default the columns share the width."""
+    decimals: int | None = None
 
     def field(self, queries: int) -> str:
         """Return Grafana's name of the column before it is renamed."""
@@ -61,8 +67,9 @@ class Column:
         properties = self._look() | self._cell()
         if self.unit:
             properties["unit"] = self.unit
-        if self.unit == "percentunit":
-            properties["decimals"] = 0
+        decimals = 0 if self.unit == "percentunit" else self.decimals
+        if decimals is not None:
+            properties["decimals"] = decimals
         if self.is_link:
             # Raw, because Grafana would encode a %20 again. Grafana rejects schemes that run code.
             properties["links"] = [{"title": "Open the page", "url": "${__value.raw:raw}", "targetBlank": True}]
@@ -78,17 +85,19 @@ class Column:
             properties["custom_width"] = self.width
         if self.filterable:
             properties["custom_filterable"] = True
+        if 0 < (self.width or 0) < NARROW:
+            properties["custom_wrapHeaderText"] = True
         return properties
 
     def _cell(self) -> dict[str, object]:
         properties: dict[str, object] = {}
         if self.steps:
-            colored = common.TableColorTextCellOptions()
-            properties |= {"thresholds": thresholds(self.steps), "custom_cellOptions": colored}
+            cell = _BACKGROUND if self.is_filled else common.TableColorTextCellOptions()
+            properties |= {"thresholds": thresholds(self.steps), "custom_cellOptions": cell}
         if self.names:
-            cell = common.TableColoredBackgroundCellOptions(mode=common.TableCellBackgroundDisplayMode.BASIC)
             unnamed = thresholds(((None, NORMAL),))
-            properties |= {"mappings": value_mappings(self.names), "custom_cellOptions": cell, "thresholds": unnamed}
+            properties |= {"mappings": value_mappings(self.names), "thresholds": unnamed}
+            properties["custom_cellOptions"] = _BACKGROUND
         if self.bar:
             gauge = common.TableBarGaugeCellOptions(mode=common.BarGaugeDisplayMode.BASIC)
             blue = sdk.FieldColor(mode=sdk.FieldColorModeId.FIXED, fixed_color=STATE_COLORS["working"])
@@ -96,7 +105,8 @@ class Column:
         if self.texts:
             properties["mappings"] = value_mappings({value: (text, None) for value, text in self.texts.items()})
         if self.wrap:
-            properties["custom_cellOptions"] = common.TableAutoCellOptions(wrap_text=True)
+            # The first for Grafana before 12.2.
+            properties |= {"custom_cellOptions": common.TableAutoCellOptions(wrap_text=True), "custom_wrapText": True}
         return properties
 
 
@@ -109,10 +119,12 @@ def table_of(
     width: int = 24,
     height: int = 8,
     empty: str = "-",
+    sort: str = "",
 ) -> Panel:
     """Return a table with these columns, in this order. Other labels and values are not shown.
 
-    `empty` is shown instead of the table if there are no rows. A cell without a value is empty.
+    `empty` is shown instead of the table if there are no rows. A cell without a value is empty. `sort` is the source of
+    the value by which its lines are sorted, the largest first; with a minus, the smallest.
     """
     return Panel(
         "table",
@@ -126,11 +138,22 @@ def table_of(
         instant=True,
         tabular=True,
         overrides=[*by_regexp([override("/.*/", noValue="")]), *(column.override() for column in columns)],
-        transformations=_transformations(columns, len(queries)),
+        transformations=_transformations(columns, len(queries), sort),
     )
 
 
-def _transformations(columns: Sequence[Column], queries: int) -> list[sdk.DataTransformerConfig]:
+def or_words(vector: str, label: str, words: str, **labels: str) -> str:
+    """Return the query of a table's lines, or of one line with these words as the label if there are none.
+
+    Grafana shows the words of an empty table only if the table has a single query.
+    """
+    line = f'label_replace(vector(0), "{label}", "{words}", "", "")'
+    for name, text in labels.items():
+        line = f'label_replace({line}, "{name}", "{text}", "", "")'
+    return f"{vector} or on () {line}"
+
+
+def _transformations(columns: Sequence[Column], queries: int, sort: str) -> list[sdk.DataTransformerConfig]:
     fields = [column.field(queries) for column in columns]
     keep: dict[str, Any] = {"include": {"names": fields}}
     arrange: dict[str, Any] = {
@@ -138,8 +161,10 @@ def _transformations(columns: Sequence[Column], queries: int) -> list[sdk.DataTr
         "renameByName": {field: column.title for field, column in zip(fields, columns, strict=True)},
         "excludeByName": {},
     }
+    by = [{"field": Column(sort.removeprefix("-"), "").field(queries), "desc": not sort.startswith("-")}]
     return [
         sdk.DataTransformerConfig(id_val="merge", options={}),
+        *([sdk.DataTransformerConfig(id_val="sortBy", options={"sort": by})] if sort else []),
         sdk.DataTransformerConfig(id_val="filterFieldsByName", options=keep),
         sdk.DataTransformerConfig(id_val="organize", options=arrange),
     ]

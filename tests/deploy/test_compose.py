@@ -153,7 +153,7 @@ def test_grafana_reaches_prometheus_and_loads_the_committed_dashboards(services:
     assert Path(folder) == ROOT / "grafana/dashboards"
     home = Path(services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert str(home.parent) == provider["options"]["path"]
-    assert (Path(folder) / home.name).is_file()
+    assert json.loads((Path(folder) / home.name).read_text())["uid"] == "rankscope-fleet"
 
 
 def test_grafanas_rate_interval_is_the_scrape_interval() -> None:

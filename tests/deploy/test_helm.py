@@ -236,7 +236,18 @@ def test_the_rules_are_the_same_for_every_interval(interval: str) -> None:
     assert spec == yaml.safe_load(RULES.read_text())
 
 
-@pytest.mark.parametrize("name", ["run", "node"])
+def test_alerts_link_to_a_grafana_whose_address_is_known() -> None:
+    spec = only("PrometheusRule", *VALUES["monitoring"], "--set=prometheusRule.grafanaUrl=https://g.example.com/")[
+        "spec"
+    ]
+    alerts = [rule for group in spec["groups"] for rule in group["rules"]]
+    assert {alert["annotations"].pop("dashboard_url").partition("/d/")[0] for alert in alerts} == {
+        "https://g.example.com"
+    }
+    assert spec == yaml.safe_load(RULES.read_text())
+
+
+@pytest.mark.parametrize("name", ["fleet", "cost", "run", "node"])
 def test_a_dashboard_is_ours_and_fits_into_an_annotation(name: str) -> None:
     maps = [one for one in objects(*VALUES["monitoring"]) if one["kind"] == "ConfigMap"]
     (found,) = (one for one in maps if one["metadata"]["name"] == f"rankscope-dashboard-{name}")

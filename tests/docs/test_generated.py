@@ -69,7 +69,12 @@ def test_the_dashboard_generator_writes_its_files(tmp_path: Path, monkeypatch: p
     (tmp_path / "chart").mkdir()
     dashboards.main()
     for folder in (tmp_path, tmp_path / "chart"):
-        assert {path.name for path in folder.glob("*.json")} == {"run.json", "node.json"}
+        assert {path.name for path in folder.glob("*.json")} == {
+            "fleet.json",
+            "cost.json",
+            "run.json",
+            "node.json",
+        }
     assert json.loads((tmp_path / "run.json").read_text())["uid"]
 
 
