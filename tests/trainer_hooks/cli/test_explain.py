@@ -28,6 +28,7 @@ DATA = {"kind": "data", "cause": "io", "rank": "", "group": "", "node": "", "gpu
 WAITS = finding("Run train waits for data 8% of the time, on every rank: loader workers wait", 0.08, "@-60", **DATA)
 LOW = {**DATA, "kind": "low_utilization", "cause": "unknown"}
 UNUSED = "Run train keeps its GPUs busy only 30% of the time: the reason is not known"
+STARTING = "Run train has been starting for 10 min and has made no step"
 ENDED = "rankscope_finding_end_timestamp_seconds"
 IDLE = alert("RankscopeGpuAllocatedIdle", run="train", rank="2", gpu="2", node="vm", uuid=OF_RANK_2)
 
@@ -60,6 +61,7 @@ MOMENTS = {
     "two judges": LAGGING + shown_by("analyzer:10418", LAGGING),
     "smaller than when it was found": ranks() + losses(straggler=0.17) + finding(THROTTLED, 0.22),
     "less idle than when it was found": ranks() + losses() + finding(UNUSED, 0.6, **LOW),
+    "starting for longer than when it was found": ranks() + losses() + finding(STARTING, 1.0, **LOW),
     "without texts": re.sub(r"(?m)^rankscope_finding_info.*\n", "", LAGGING),
     "has ended": LAGGING + WAITS + end(5, LAGGING),
     "has come again": LAGGING + end(800, LAGGING),
@@ -100,6 +102,7 @@ def test_without_a_finding_it_shows_the_largest_lag(explain_at: Explain) -> None
     [
         ("smaller than when it was found", f"{THROTTLED} (22% now)"),
         ("less idle than when it was found", f"{UNUSED} (40% now)"),
+        ("starting for longer than when it was found", f"{STARTING} (when it was found)"),
     ],
 )
 def test_the_present_number_follows_the_one_of_when_a_finding_began(

@@ -34,6 +34,7 @@ EXPLAINED_WITHIN = 120.0  # seconds for some dozen queries: a server may be slow
 FORM = "%Y-%m-%d %H:%M:%S %Z"
 RECENTLY = "its GPU time in the last seconds"
 OF_THE_REST = ("low_utilization",)  # the summary has not the lost ratio but the rest
+AGE = re.compile(r" for [\d.]+ (s|min|h|days)\b")
 LINE_LIMIT = 1000  # characters; only a hostile name is longer
 ERROR_LIMIT = 8000  # characters: a choice of twenty runs with the longest names
 
@@ -176,9 +177,12 @@ def _in_short(finding: Finding, when: float) -> str:
 
 def _now(finding: Finding) -> str:
     """Return the present number, if it is another one than in the summary, which is from when the finding began."""
+    summary = finding.texts.get("summary", "")
+    if AGE.search(summary):
+        return " (when it was found)"
     is_of_useful = finding.labels["kind"] in OF_THE_REST
     now = percent(1.0 - finding.ratio if is_of_useful else finding.ratio)
-    then = re.findall(r"[\d.]+%", finding.texts.get("summary", ""))
+    then = re.findall(r"[\d.]+%", summary)
     return f" ({now} now)" if then and now not in then else ""
 
 
