@@ -128,7 +128,8 @@ LOST_HOURS = (
     " / 3600"
 )
 USER = 'topk by (run, owner) (1, count by (run, owner, user) (rankscope_rank_info{user!=""}))'
-CHECKPOINT = first_of_run("rankscope_rank_checkpoint_last_timestamp_seconds", "max")
+# A rank may save between the readings of the clock and of its record.
+CHECKPOINT = f"clamp_min({first_of_run('rankscope_rank_checkpoint_last_timestamp_seconds', 'max')}, 0)"
 PLACE = (
     "topk by (run, owner) (1,"
     f" group by (run, owner, node) ({WORST}) * on (node) group_left (instance) topk by (node) (1, {NODES}))"
@@ -156,6 +157,7 @@ def all_runs() -> Panel:
         "the diagnosis has found. `not judged`: no exporter or analyzer judges the run, so nothing is known about "
         "it; `incomplete`: a node does not answer the analyzer. `not seen`: no exporter shows the run any more, and it "
         "had not ended. `For`: the age of the finding, or the time since the start, the end, or the last scrape. "
+        "`Lost now`: its GPU time in the last seconds that is lost to any cause, not only that of the finding. "
         "GPU-hours, and their cost if a price is set above, are those since the ranks' start. "
         f"At most {RUNS} runs; ended ones for an hour.",
         [
