@@ -35,6 +35,7 @@ BY_DIRECTORY = {
     "tests/e2e": "e2e",
     "tests/exporter/analyzer/test_disturbances.py": "slow",
     "tests/exporter/analyzer/test_jobs_of_one_name.py": "slow",
+    "tests/exporter/analyzer/test_merge_is_exact.py": "slow",
     "tests/exporter/analyzer/test_restarts.py": "slow",
     "tests/exporter/analyzer/test_scenes.py": "slow",
     "tests/exporter/analyzer/test_silent_nodes.py": "slow",
