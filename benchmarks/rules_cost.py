@@ -91,15 +91,12 @@ def figures(seconds: list[float]) -> dict[str, float]:
 def run(ranks: int, readings: int) -> dict[str, Any]:
     """Return evaluation seconds of all rules and the costliest, and rates of samples and CPU."""
     with serve(ranks) as address, tempfile.TemporaryDirectory() as name:
-        prometheus = servers.prometheus(Path(name), configuration(address, -(-ranks // RANKS_PER_NODE)))
-        prometheus.start()
-        try:
+        configured = configuration(address, -(-ranks // RANKS_PER_NODE))
+        with servers.prometheus(Path(name), configured) as prometheus:
             time.sleep(WARM_UP)
             began, before = time.monotonic(), self_metrics(prometheus)
             durations = measure(prometheus, readings)
             took, after = time.monotonic() - began, self_metrics(prometheus)
-        finally:
-            prometheus.stop()
     samples, cpu = "prometheus_tsdb_head_samples_appended_total", "process_cpu_seconds_total"
     rules = {name: figures([reading[name] for reading in durations]) for name in durations[-1]}
     return {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install the requirements of a `make` target: `setup.sh venv PYTHON GROUP...`, `setup.sh helm PYTHON`, or
-# `setup.sh servers|packages|slurm`, or `setup.sh other-servers DIRECTORY`.
+# `setup.sh servers|browser|packages|slurm`, or `setup.sh other-servers DIRECTORY`.
 # A GROUP is a dependency group of pyproject.toml. If an installation fails, print in one line what to install.
 set -euo pipefail
 
@@ -72,6 +72,16 @@ install_servers() {
     have_servers || fail "prometheus and prometheus-alertmanager are installed, but not on the PATH"
 }
 
+# Install a Chromium, in which tests run the status page's script. Without one, they are skipped.
+install_browser() {
+    command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null && return
+    if may_install; then
+        say "installing Debian's chromium (once)"
+        (apt_install chromium) && return
+    fi
+    say "no Chromium: the tests of the status page's script are skipped; as root: apt-get install chromium"
+}
+
 # Debian starts no Slurm service without a configuration, or if policy-rc.d forbids it.
 install_slurm() {
     command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null && return
@@ -122,9 +132,10 @@ unpack_other_servers() { # DIRECTORY
 case "${1:-}" in
     venv) shift && make_venv "$@" ;;
     servers) install_servers ;;
+    browser) install_browser ;;
     packages) apt_install $PACKAGE_TOOLS ;;
     slurm) install_slurm ;;
     other-servers) unpack_other_servers "$2" ;;
     helm) install_helm "${2:-python3}" ;;
-    *) fail "usage: setup.sh venv PYTHON GROUP... | helm PYTHON | servers | other-servers DIRECTORY | packages | slurm" ;;
+    *) fail "usage: setup.sh venv PYTHON GROUP... | helm PYTHON | servers | browser | other-servers DIRECTORY | packages | slurm" ;;
 esac

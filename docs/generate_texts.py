@@ -35,7 +35,7 @@ def known(causes: Mapping[str, Any]) -> str:
 
 
 def words(causes: Mapping[str, Any]) -> str:
-    """Return the texts of the findings by kind; `` stands for all other causes."""
+    """Return the texts of the findings and of GPUs by kind; `` stands for all other causes."""
     alerts = causes["alerts"].values()
     entries = [*alerts, *(cause for alert in alerts for cause in alert.get("causes", {}).values())]
     kinds = {
@@ -49,9 +49,24 @@ def words(causes: Mapping[str, Any]) -> str:
     }
     ports: Mapping[str, str] = next((entry["ports"] for entry in entries if "ports" in entry), {})
     lines = ",\n".join(f"  {json.dumps(kind)}: {json.dumps(texts)}" for kind, texts in kinds.items())
-    texts = {"made_by": MADE_BY, "ports": ports, "evidence": causes["evidence"]}
+    texts = {"made_by": MADE_BY, "alerts": _alerts(causes), "ports": ports, "evidence": causes["evidence"]}
     named = ",\n ".join(f"{json.dumps(name)}: {json.dumps(text)}" for name, text in texts.items())
-    return f'{{{named},\n "kinds": {{\n{lines}\n }}}}\n'
+    gpus = ",\n".join(
+        f"  {json.dumps(kind)}: {json.dumps(_gpu_texts(entry))}" for kind, entry in causes["gpus"].items()
+    )
+    return f'{{{named},\n "gpus": {{\n{gpus}\n }},\n "kinds": {{\n{lines}\n }}}}\n'
+
+
+def _alerts(causes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the alert of each kind of finding, and of problem of a GPU. That of several alerts is the first."""
+    alerts = [(name, [entry, *entry.get("causes", {}).values()]) for name, entry in causes["alerts"].items()]
+    found = [(entry["finding"], name) for name, entries in alerts for entry in entries if "finding" in entry]
+    return {**dict(reversed(found)), **{kind: entry["alert"] for kind, entry in causes["gpus"].items()}}
+
+
+def _gpu_texts(entry: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return each kind of texts of an alert about GPUs by cause."""
+    return {what: _texts(entry, what, what) for what in ("summary", "evidence", "advice")}
 
 
 def _texts(entry: Mapping[str, Any], what: str, default: str) -> dict[str, str]:

@@ -77,10 +77,12 @@ def save_top(node: Node) -> None:
 
 
 def save_notification(notification: Notification) -> None:
-    """Save the texts of the notification, in the order of the Slack receiver in alertmanager.yml."""
-    texts = notification.annotations
-    body = Text(f"{texts['description']}\n{texts['runbook_url']}")
-    save("notification", "#gpu-alerts", Padding(Text.assemble((texts["summary"], "bold"), "\n", body), (0, 1)))
+    """Save the texts of the notification, like those for Slack of deploy/alertmanager/rankscope.tmpl."""
+    texts, since = notification.annotations, notification.starts_at[:16].replace("T", " ")
+    title = f"[{notification.labels['severity'].upper()}] {texts['summary']}"
+    body = f"Since {since} UTC. {texts['description']}"
+    links = "Runbook  Prometheus  Silence", "blue underline"
+    save("notification", "#gpu-alerts", Padding(Text.assemble((title, "bold"), "\n", body, "\n", links), (0, 1)))
 
 
 def main() -> None:

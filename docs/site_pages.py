@@ -30,6 +30,7 @@ from rankscope_exporter.diagnosis.findings import Candidate, Place
 from rankscope_exporter.diagnosis.priority import EXPLAINED_BY
 from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
 from rankscope_exporter.diagnosis.words import WORDS, advice, sentence
+from rankscope_exporter.report.colors import PHASE_COLORS
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -44,7 +45,6 @@ WIDE = ("index.md", "metrics.md", "comparison.md")
 """Pages without the menu at the left."""
 INDEXES = {"decisions": "Decisions", "runbooks": "Runbooks"}
 DATA = yaml.safe_load((DOCS / "findings.yml").read_text(encoding="utf-8"))
-CAUSES = yaml.safe_load((ROOT / "exporter/rankscope_exporter/diagnosis/causes.yml").read_text(encoding="utf-8"))
 RULES = ROOT / "deploy/prometheus/rules/rankscope.yml"
 
 RUN = ("llm", "1000")
@@ -261,12 +261,8 @@ def figure(bars: Mapping[str, str]) -> str:
 
 
 def _box(phase: str, left: float, top: float, width: float, height: float = BAR) -> str:
-    color = CAUSES["phase_colors"].get(phase)
-    paint = (
-        f'fill="{DATA["colors"].get(color, color)}"'
-        if color
-        else 'fill="none" stroke="currentColor" stroke-dasharray="3"'
-    )
+    color = PHASE_COLORS.get(phase)
+    paint = f'fill="{color}"' if color else 'fill="none" stroke="currentColor" stroke-dasharray="3"'
     return (
         f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{height:g}" {paint}><title>{phase}</title></rect>'
     )

@@ -16,9 +16,11 @@ from rankscope_exporter.node_facts.recorder import NodeFacts
 from rankscope_exporter.node_facts.wire import MICROSECONDS, Answer, Moment, SentRank
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
 from testing.judged_job import JudgedJob
-from testing.simulated_job import Job, Plan, even
+from testing.simulated_job import Job, Plan, even, lagging
 
 PULL_EVERY = 3
+SLOW = lagging("forward", laggard=3)
+"""A plan in which the last rank is slow."""
 TIMES = ("at", "began", "last_progress", "phase_since")
 Clock = Callable[[float], float]
 """What a node's clock shows at a time of the job's clock."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -44,10 +44,11 @@ class LoopbackServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self.port = self._server.server_port
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -56,12 +57,8 @@ class LoopbackServer:
 @contextmanager
 def http_server(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[int]:
     """Answer each request with the function until the block ends. Yields the port."""
-    server = LoopbackServer(answer, context)
-    server.start()
-    try:
+    with LoopbackServer(answer, context) as server:
         yield server.port
-    finally:
-        server.stop()
 
 
 def answers(body: bytes, status: int = 200, **headers: str) -> Answer:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -225,12 +225,9 @@ class LiveNodes:
     def __enter__(self) -> LiveNodes:
         with ExitStack() as started:
             started.enter_context(self.training)
-            every: list[LoopbackServer | servers.Server] = [*self.disturbers, *self.exporters, *self.analyzers]
-            for server in every:
-                server.start()
-                started.callback(server.stop)
-            for watch in self.watches:
-                started.enter_context(watch)
+            every: list[AbstractContextManager[object]] = [*self.disturbers, *self.exporters, *self.analyzers]
+            for each in (*every, *self.watches):
+                started.enter_context(each)
             self._started = started.pop_all()
         return self
 

@@ -120,15 +120,16 @@ class Training:
         self._steps, self._length, self._measured_steps = 0, self._startup, 0
         self._ranks = [_Rank(number, {"startup": self._startup}) for number in range(self._size)]
 
-    def train(self, seconds: float, *changes: Change) -> Iterator[tuple[float, Readings]]:
-        """Train, and yield the readings of each second. The changes apply to steps that begin in that time."""
+    def train(self, seconds: float, *changes: Change, every: int = 1) -> Iterator[tuple[float, Readings]]:
+        """Train, and yield the readings of each n-th second. The changes apply to steps that begin in that time."""
         until = self.now + seconds
         while self.now < until:
             self.now += 1.0
             while self._step_began + self._length <= self.now:
                 self._finish_step()
                 self._begin_step(changes)
-            yield self.now, {rank.number: self.adjust(self._reading(rank)) for rank in self._ranks}
+            if self.now % every == 0:
+                yield self.now, {rank.number: self.adjust(self._reading(rank)) for rank in self._ranks}
 
     def _begin_step(self, changes: tuple[Change, ...]) -> None:
         for rank in self._ranks:
@@ -200,14 +201,17 @@ class Training:
 class Trial:
     """A run and its judge, with every verdict."""
 
-    def __init__(self, training: Training | None = None, thresholds: Thresholds = EARLY) -> None:
+    def __init__(self, training: Training | None = None, thresholds: Thresholds = EARLY, every: int = 1) -> None:
         self.training = training or Training()
+        self.every = every
+        """The seconds between two readings: several make a test of hours short."""
         self.judge = RunJudge(RUN, thresholds)
         self.verdicts: list[Verdict] = []
 
     def train(self, seconds: float, *changes: Change) -> Verdict:
         """Train and return the last verdict."""
-        self.verdicts += [self.judge.update(*moment) for moment in self.training.train(seconds, *changes)]
+        moments = self.training.train(seconds, *changes, every=self.every)
+        self.verdicts += [self.judge.update(*moment) for moment in moments]
         return self.verdicts[-1]
 
     def trained(self, seconds: float, *changes: Change) -> Trial:

@@ -2,7 +2,7 @@
 
 With the variable `DATABASE=victoria-metrics`, VictoriaMetrics and vmalert take the place of Prometheus.
 
-The caller stops them. They leave only log files in the caller's directory.
+Each runs until its context ends. They leave only log files in the caller's directory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Self
 
 import yaml
 
@@ -28,6 +30,14 @@ READY_WITHIN = 30.0  # seconds; each needs less than one on an idle machine
 STOPPED_WITHIN = 10.0
 SNAPSHOTS = "--data.maintenance-interval=15s"
 """Alertmanager's interval of writing its notification log, as in docker-compose.yml."""
+
+
+@contextmanager
+def directories(name: str) -> Iterator[tuple[Path, Path]]:
+    """Yield a directory for the servers' files, and one in memory for the ranks' records."""
+    prefix = f"rankscope-{name}-"
+    with TemporaryDirectory(prefix=prefix) as directory, TemporaryDirectory(prefix=prefix, dir="/dev/shm") as memory:
+        yield Path(directory), Path(memory)
 
 
 def free_port() -> int:
@@ -55,6 +65,13 @@ class Server:
     log: Path
     ready: str = "/-/ready"
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     @property
     def address(self) -> str:
@@ -148,13 +165,19 @@ class VictoriaMetrics(Prometheus):
 
 def exporter(
     directory: Path,
-    simulate: str,
+    simulate: str | Mapping[str, Any],
     run_dir: Path,
     name: str = "exporter",
     flags: Sequence[str] = (),
     module: Sequence[str] = ("rankscope_exporter",),
 ) -> Server:
-    """Return an exporter for the ranks in `run_dir`, with simulated GPUs. `module` runs it, with its own arguments."""
+    """Return an exporter for the ranks in `run_dir`, with simulated GPUs. `module` runs it, with its own arguments.
+
+    `simulate` is the value of the flag, or a scenario.
+    """
+    if not isinstance(simulate, str):
+        (directory / f"{name}.yml").write_text(yaml.safe_dump(simulate))
+        simulate = str(directory / f"{name}.yml")
     port = free_port()
     arguments = [sys.executable, "-m", *module, f"--web.listen-address=127.0.0.1:{port}"]
     arguments += [f"--run-dir={run_dir}", f"--simulate={simulate}", *flags]

@@ -37,8 +37,7 @@ class Stack:
 
     def __enter__(self) -> Stack:
         with ExitStack() as started:
-            self.webhook.start()
-            started.callback(self.webhook.stop)
+            started.enter_context(self.webhook)
             for exporter in self.exporters:
                 self._start(exporter, started)
             configuration = self._speed.alertmanager_config(self.webhook.url)
@@ -61,8 +60,7 @@ class Stack:
         return next(found, None)
 
     def _start(self, server: SomeServer, started: ExitStack) -> SomeServer:
-        server.start()
-        started.callback(server.stop)
+        started.enter_context(server)
         self._on_start(server)
         return server
 

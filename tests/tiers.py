@@ -1,7 +1,8 @@
 """Assign each test to a tier by what its code uses, so that no list of markers is needed.
 
-`slow` builds environments or judges whole jobs, `promtool` runs Prometheus's rule tester, `e2e` starts processes or
-servers or waits for real time, `torch` imports PyTorch, and `unit` needs none of these: `make check` runs only those.
+`slow` builds environments, or judges whole jobs or hours of simulated training. `promtool` runs Prometheus's rule
+tester, `e2e` starts processes or servers or waits for real time, and `torch` imports PyTorch. `unit` needs none of
+these: `make check` runs only those.
 A test's code is its function, its fixtures, and every function and class of the test packages that they name. Product
 code is not analyzed; `UnitTestGuard` checks it while a unit test runs.
 """
@@ -20,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TEST_PACKAGES = {"benchmarks", "docs", "examples", "nvml_simulator", "testing", "tests", "validation"}
 TIERS = {
-    "slow": "builds environments, or judges the alerts of whole jobs",
+    "slow": "builds environments, or judges whole jobs or hours of simulated training",
     "promtool": "runs Prometheus's rule tester",
     "e2e": "starts processes or servers, or waits for real time",
     "torch": "needs PyTorch",
@@ -32,10 +33,24 @@ BY_DIRECTORY = {
     "tests/deploy/test_pod_security.py": "e2e",
     "tests/docs/test_install.py": "slow",
     "tests/e2e": "e2e",
+    "tests/exporter/analyzer/test_disturbances.py": "slow",
+    "tests/exporter/analyzer/test_jobs_of_one_name.py": "slow",
+    "tests/exporter/analyzer/test_merge_is_exact.py": "slow",
+    "tests/exporter/analyzer/test_restarts.py": "slow",
+    "tests/exporter/analyzer/test_scenes.py": "slow",
+    "tests/exporter/analyzer/test_silent_nodes.py": "slow",
+    "tests/exporter/diagnosis/test_chance.py": "slow",
+    "tests/exporter/diagnosis/test_late_sets.py": "slow",
+    "tests/exporter/diagnosis/test_measured_steps.py": "slow",
+    "tests/exporter/diagnosis/test_persistence.py": "slow",
+    "tests/exporter/diagnosis/test_speed.py": "slow",
+    "tests/exporter/diagnosis/test_standstills.py": "slow",
+    "tests/exporter/diagnosis/test_succession.py": "slow",
     "tests/exporter/job_report/test_report.py": "e2e",
     "tests/exporter/web": "e2e",
     "tests/rules": "promtool",
     "tests/test_wheel.py": "slow",
+    "tests/testing/test_process_group.py": "e2e",
     "tests/validation/gauntlet/test_live.py": "slow",
     "tests/validation/gauntlet/test_runbooks.py": "promtool",
     "tests/validation/test_month_local.py": "slow",

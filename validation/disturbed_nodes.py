@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from testing import report
 from testing.live_nodes import RANKS, LiveNodes
+from testing.servers import directories
 from testing.simulated_job import even, lagging
 from testing.stack import Stack, wait_for
 
@@ -402,15 +403,12 @@ def run(name: str) -> Result:
     """Carry out a case."""
     case = CASES[name]
     options: dict[str, Any] = {"analyzers": 2 if case is two_analyzers else 1}
-    with (
-        tempfile.TemporaryDirectory(prefix="rankscope-nodes-") as directory,
-        tempfile.TemporaryDirectory(prefix="rankscope-nodes-", dir="/dev/shm") as memory,
-    ):
+    with directories("nodes") as (directory, memory):
         if case is clocks:
-            (clock := Path(directory, "clock")).write_text(HOUR)
+            (clock := directory / "clock").write_text(HOUR)
             options["last"] = ("validation.soak.exporter", str(clock))
         has_state = case not in (killed_without_state, clocks)
-        with LiveNodes(Path(directory), Path(memory), has_state=has_state, **options) as nodes:
+        with LiveNodes(directory, memory, has_state=has_state, **options) as nodes:
             time.sleep(HEALTHY)
             found = list(_reported(name, case(Trial(nodes))))
             if not all(holds for _, holds in found):

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import yaml
 from testing import report, servers
 from testing.job.launch import JobError, TrainingJob
 from testing.report import Line
@@ -126,16 +125,14 @@ def measure(directory: Path) -> Iterator[Line]:
     run_dir, state = directory / "run", directory / "state"
     for made in (run_dir, state):
         made.mkdir()
-    scenario = directory / "scenario.yml"
-    scenario.write_text(yaml.safe_dump({"gpus": 3 * RANKS, "follow_ranks": True}))
-    exporter = servers.exporter(directory, str(scenario), run_dir, flags=[f"--state-dir={state}"])
+    scenario = {"gpus": 3 * RANKS, "follow_ranks": True}
+    exporter = servers.exporter(directory, scenario, run_dir, flags=[f"--state-dir={state}"])
     databases = {each: prometheus(directory / f"{each}s", each, exporter.address) for each in INTERVALS}
     names = ("lasting-hang", "ended-hang", "crash")
     scenes = [Scene(directory, name, run_dir, RANKS * number) for number, name in enumerate(names)]
     with ExitStack() as running:
         for server in (exporter, *databases.values()):
-            server.start()
-            running.callback(server.stop)
+            running.enter_context(server)
         for scene in scenes:
             running.callback(scene.terminate)
         play(*scenes)

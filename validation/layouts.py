@@ -27,7 +27,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from testing import report, servers
 from testing.job.device import ASYNCHRONOUS, GLOO
 from testing.torchrun import environment, forked
@@ -137,20 +136,6 @@ CASES = (
 
 
 @contextmanager
-def exporter(directory: Path, ranks: int) -> Iterator[servers.Server]:
-    """Start an exporter as shipped."""
-    scenario = directory / "scenario.yml"
-    scenario.write_text(yaml.safe_dump({"gpus": ranks, "follow_ranks": True}))
-    (directory / "run").mkdir()
-    server = servers.exporter(directory, str(scenario), directory / "run")
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-@contextmanager
 def job(directory: Path, drawn: Draw, device: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start the training job. Its ranks share one import of PyTorch."""
     case, (slow, place) = drawn.case, drawn.place
@@ -190,7 +175,9 @@ def observe(drawn: Draw, device: str) -> dict[str, Any]:
     case = drawn.case
     with tempfile.TemporaryDirectory(prefix="rankscope-layout-", dir="/dev/shm") as name:
         directory = Path(name)
-        with exporter(directory, case.ranks) as server, job(directory, drawn, device) as process:
+        (directory / "run").mkdir()
+        exporter = servers.exporter(directory, {"gpus": case.ranks, "follow_ranks": True}, directory / "run")
+        with exporter as server, job(directory, drawn, device) as process:
             began, found, lost = None, dict[tuple[Any, ...], float](), {}
             until = time.monotonic() + STARTS_WITHIN
             while time.monotonic() < until and process.poll() is None:

@@ -53,15 +53,13 @@ def measure(directory: Path, minutes: float) -> tuple[float, Mapping[int, float]
     run_dir, state = directory / "run", directory / "state"
     for made in (run_dir, state):
         made.mkdir()
-    scenario = directory / "scenario.yml"
-    scenario.write_text(yaml.safe_dump({"gpus": RANKS, "follow_ranks": True}))
-    exporter = servers.exporter(directory, str(scenario), run_dir, flags=[f"--state-dir={state}"])
+    scenario = {"gpus": RANKS, "follow_ranks": True}
+    exporter = servers.exporter(directory, scenario, run_dir, flags=[f"--state-dir={state}"])
     servers_by_interval = {each: prometheus(directory / f"{each}s", each, exporter.address) for each in INTERVALS}
     job = TrainingJob(directory / "job", "train", run_dir)
     with ExitStack() as running:
         for server in (exporter, *servers_by_interval.values()):
-            server.start()
-            running.callback(server.stop)
+            running.enter_context(server)
         running.callback(job.terminate)
         job.start(**BEHAVIOR)
         job.wait_until_training()

@@ -18,7 +18,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 
 from testing import report
 from testing.report import Line, table, yes_or_no
+from testing.servers import directories
 from testing.stack import Stack
 from validation.gauntlet.arena import RUN, Arena
 from validation.succession import first_of_each
@@ -197,12 +197,7 @@ def main() -> int:
     """Play the scenes and publish the table. Return 1 if a view is wrong."""
     options = report.parser(__doc__).parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the job and the servers, too
-    prefix = "rankscope-new-user-"
-    with (
-        tempfile.TemporaryDirectory(prefix=prefix) as directory,
-        tempfile.TemporaryDirectory(prefix=prefix, dir="/dev/shm") as memory,
-        NewUser(Path(directory), Path(memory)) as arena,
-    ):
+    with directories("new-user") as places, NewUser(*places) as arena:
         time.sleep(TRAINS_FOR)
         lines = [*play(arena)]
     title = "One fault after the other, as a new user sees it"

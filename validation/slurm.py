@@ -89,10 +89,9 @@ class Node:
             (directory / name).mkdir(mode=0o755)
             (directory / name).chmod(mode)
         directory.chmod(0o755)
-        scenario = directory / "scenario.yml"
-        scenario.write_text(yaml.safe_dump({"gpus": GPUS, "follow_ranks": True}))
         flags = [f"--state-dir={directory / 'state'}", f"--collector.allocation.slurm-dir={directory / 'jobs'}"]
-        self.exporter = servers.exporter(directory, str(scenario), directory / "run", flags=flags)
+        scenario = {"gpus": GPUS, "follow_ranks": True}
+        self.exporter = servers.exporter(directory, scenario, directory / "run", flags=flags)
         self.prometheus = servers.prometheus(directory, self._configuration())
         prolog = self._script("prolog.sh", "gpu_jobs.sh", RANKSCOPE_SLURM_DIR=str(directory / "jobs"))
         self.slurm = SlurmCluster(
@@ -109,8 +108,7 @@ class Node:
         with ExitStack() as starting:
             starting.enter_context(self.slurm)
             for server in (self.exporter, self.prometheus):
-                server.start()
-                starting.callback(server.stop)
+                starting.enter_context(server)
             self._running = starting.pop_all()
         return self
 

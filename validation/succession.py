@@ -21,7 +21,6 @@ import copy
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -36,6 +35,7 @@ from testing.job.device import DEVICES
 from testing.job.launch import RANKS
 from testing.readings import DEVICE, HOST, Training, Trial, Work, spend
 from testing.report import Line, table
+from testing.servers import directories
 from testing.stack import Stack
 from testing.webhook import Notification
 from validation.gauntlet.arena import QUIET_FOR, READY, Arena, become_quiet
@@ -219,12 +219,7 @@ def _kind(one: Notification) -> str:
 
 def play_real(device: str, scenes: Sequence[RealScene]) -> Iterator[Line]:
     """Play scenes with real ranks on one kind of device."""
-    prefix = "rankscope-succession-"
-    with (
-        tempfile.TemporaryDirectory(prefix=prefix) as directory,
-        tempfile.TemporaryDirectory(prefix=prefix, dir="/dev/shm") as memory,
-        RealNode(Path(directory), Path(memory), device) as node,
-    ):
+    with directories("succession") as places, RealNode(*places, device) as node:
         time.sleep(WARMED_UP)
         for scene in scenes:
             yield node.play(Scene(*scene, RANKS, device))

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +32,7 @@ from testing.exporter_process import metrics
 from testing.job.device import ASYNCHRONOUS, GLOO
 from testing.job.launch import RANKS
 from testing.report import table
+from testing.servers import directories
 from testing.stack import Stack, wait_for
 from testing.statistics import percentile
 from validation.gauntlet.arena import Arena
@@ -99,11 +99,8 @@ class MonitoredArena(Arena):
         return Stack(directory, [], speed=speed, targets=targets)
 
     def _start(self, started: ExitStack) -> None:
-        for server in (*self.exporters, *self.analyzers):
-            server.start()
-            started.callback(server.stop)
-        for stack in self.stacks.values():
-            started.enter_context(stack)
+        for each in (*self.exporters, *self.analyzers, *self.stacks.values()):
+            started.enter_context(each)
         super()._start(started)
 
     def findings(self) -> Iterator[dict[str, str]]:
@@ -190,17 +187,6 @@ def _summary(name: str, lines: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
     return name, *(round(percentile(one, p), 1) if one else "" for one in columns for p in (0.5, 0.9))
 
 
-@contextmanager
-def _monitored(device: str, nodes: int) -> Iterator[MonitoredArena]:
-    prefix = "rankscope-find-"
-    with (
-        tempfile.TemporaryDirectory(prefix=prefix) as directory,
-        tempfile.TemporaryDirectory(prefix=prefix, dir="/dev/shm") as memory,
-        MonitoredArena(Path(directory), Path(memory), device, nodes) as arena,
-    ):
-        yield arena
-
-
 def main() -> int:
     """Measure, print and publish. Return 1 if a fault is not found, or found wrongly."""
     parser = report.parser(__doc__)
@@ -218,7 +204,7 @@ def main() -> int:
     random.seed(options.seed)
     lines: list[dict[str, Any]] = []
     for nodes in options.nodes:
-        with _monitored(options.device, nodes) as arena:
+        with directories("find") as places, MonitoredArena(*places, options.device, nodes) as arena:
             time.sleep(TRAINS_FOR)
             for name, case in random.sample(named, len(named)):
                 line = measure(arena, name, case, Target(rank=random.randrange(1, RANKS)))

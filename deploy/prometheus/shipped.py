@@ -30,7 +30,9 @@ def prometheus_document(exporters: Sequence[str], alertmanager: str | None = Non
 
 def alertmanager_document(webhook_url: str) -> dict[str, Any]:
     """Return an alertmanager.yml whose receivers post to `webhook_url`."""
-    config: dict[str, Any] = yaml.safe_load((HERE.parent / "alertmanager/alertmanager.yml").read_text())
+    path = HERE.parent / "alertmanager/alertmanager.yml"
+    config: dict[str, Any] = yaml.safe_load(path.read_text())
+    config["templates"] = [str(path.with_name("rankscope.tmpl"))]
     for receiver in config["receivers"]:
         receiver["webhook_configs"] = [{"url": webhook_url, "send_resolved": True}]
     return config

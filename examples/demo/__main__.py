@@ -8,22 +8,10 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+
+from testing.servers import directories
 
 from examples.demo.story import Demo, say
-
-
-@contextmanager
-def directories() -> Iterator[tuple[Path, Path]]:
-    """Yield a directory for the servers' files, and a run directory in memory for the ranks' records."""
-    with (
-        tempfile.TemporaryDirectory(prefix="rankscope-demo-") as directory,
-        tempfile.TemporaryDirectory(prefix="rankscope-demo-", dir="/dev/shm") as run_dir,
-    ):
-        yield Path(directory), Path(run_dir)
 
 
 def main() -> int:
@@ -34,7 +22,7 @@ def main() -> int:
     parser.add_argument("--once", action="store_true", help="exit at the end of the demo")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers, too
-    with directories() as (directory, run_dir), Demo(directory, run_dir) as demo:
+    with directories("demo") as (directory, run_dir), Demo(directory, run_dir) as demo:
         demo.run()
         problems = demo.verdict()
         for name, delay in demo.delays.items():

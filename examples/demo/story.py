@@ -37,9 +37,8 @@ class Demo:
     def __init__(self, directory: Path, run_dir: Path) -> None:
         self._holders = directory / "holders"
         self._holders.mkdir()
-        scenario = directory / "scenario.yml"
-        scenario.write_text(f"gpus: {GPUS}\nfollow_ranks: true\nprocesses_dir: {self._holders}\n")
-        exporter = servers.exporter(directory, str(scenario), run_dir)
+        scenario = {"gpus": GPUS, "follow_ranks": True, "processes_dir": str(self._holders)}
+        exporter = servers.exporter(directory, scenario, run_dir)
         self.stack = Stack(directory, [exporter], _say_notification, _say_started)
         self.job = Job(directory, RUN, run_dir)
         self.delays: dict[str, float | None] = {}

@@ -41,7 +41,7 @@ examples:
   rankscope-exporter --simulate 8                      eight simulated GPUs: needs neither GPU nor driver
   rankscope-exporter --no-collector.xid --run-dir /mnt/run
   rankscope-exporter --analyze node-a,node-b           diagnoses the runs that span these nodes
-pages: / (status), /metrics, /api/v1/runs, /api/v1/facts, /-/healthy, /-/ready
+pages: / (status), /metrics, /api/v1/runs, /api/v1/gpus, /api/v1/facts, /-/healthy, /-/ready
 with --web.enable-lifecycle: POST /-/release, POST /-/resume"""
 
 

@@ -25,6 +25,9 @@ from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.node import StartError, build_node
 from rankscope_exporter.node_facts.recorder import NodeFacts
 from rankscope_exporter.ranks.rank import Rank
+from rankscope_exporter.report.gpu_problems import GpuWatch
+from rankscope_exporter.report.rates import INTERVAL
+from rankscope_exporter.report.values import Values
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.connections import Connections
@@ -72,8 +75,17 @@ def run(settings: Config) -> None:
             collectors = registry.collectors(settings.collectors, node.gpus, node.sampler, node.ranks.collectors)
             collectors += [DcgmCollector(node.averages, node.sampler)] if node.averages else []
             scrape = Scrape(collectors, node.sampler.take_snapshot)
-            app = create_app(scrape, node.sampler, node.reporter, facts, has_lifecycle=settings.enable_lifecycle)
-            _serve_app(app, web_config, listeners)
+            node.reporter.check_gpus = GpuWatch(lambda: Values(scrape.collect()), settings.node).check
+            app = create_app(
+                scrape,
+                node.sampler,
+                node.reporter,
+                facts,
+                node=settings.node,
+                has_lifecycle=settings.enable_lifecycle,
+            )
+            with Worker("recent", INTERVAL, node.reporter.watch, "cannot check the GPUs"):
+                _serve_app(app, web_config, listeners)
 
 
 def _run_analyzer(settings: Config) -> None:

@@ -1,59 +1,103 @@
-"""The rows of the dashboard *Node* about the GPUs' allocation, their time by state, and the ranks on the node."""
+"""The panels of the dashboard *Node* about its GPUs and their states, who uses them, and the ranks on the node."""
 
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import NEUTRAL, NORMAL, Panel, Query, bars, lines, shares
+from rankscope_dashboards.hardware import BUSY, MARGIN, TEMPERATURE, THROTTLED_RATIO
+from rankscope_dashboards.links import cell, rank_link, run_link
+from rankscope_dashboards.panels import NORMAL, Panel, Query, lines, timeline
 from rankscope_dashboards.selectors import HERE
 from rankscope_dashboards.tables import Column, table_of
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.report.colors import BAD, CAUTION, NEUTRAL, STATE_COLORS
 
-# Working is green, free is blue; allocated and unused states have warm colors.
-STATES = {
-    "working": "semi-dark-green",
-    "free": "semi-dark-blue",
-    "allocated_no_process": "semi-dark-orange",
-    "process_no_work": "semi-dark-yellow",
-    "memory_held_by_dead": "semi-dark-purple",
-    "suspected_hang": "semi-dark-red",
-    "unknown": NEUTRAL,
-}
-STATE_NAMES = {state: (state.replace("_", " "), color) for state, color in STATES.items()}
-LABELS = (
-    "source, user, run, rank, slurm_job_id, slurm_job_name, slurm_account, slurm_partition, "
-    "k8s_namespace, k8s_pod, k8s_container, container_id"
+STATE_NAMES = {state: (state.replace("_", " "), color) for state, color in STATE_COLORS.items()}
+HOLDERS = (
+    "source, user, slurm_job_id, slurm_job_name, slurm_account, slurm_partition, k8s_namespace, k8s_pod, "
+    "k8s_container, container_id"
 )
-STATE_SECONDS = f"increase(rankscope_gpu_state_seconds_total{{{HERE}}}[$__range])"
+IDENTITY = "gpu, uuid, name, pci_bus_id, driver_version, busy_source"
 # A rank of a run has one line, also if it was restarted.
 RANK = "{{run}} rank {{rank}}"
 
+# Later ones apply only to GPUs that none before applies to.
+LOST, THROTTLED = "does not answer", "throttled"
+_ALERTING = f"max by (gpu) ({THROTTLED_RATIO}) > {Thresholds().throttled}"
+CODED = {
+    LOST: (BAD, f"max by (gpu) (rankscope_gpu_up{{{HERE}}}) == 0"),
+    THROTTLED: (
+        CAUTION,
+        f'({_ALERTING}) and on (gpu) rankscope_gpu_state_info{{{HERE},state=~"working|suspected_hang"}}',
+    ),
+} | {
+    STATE_NAMES[state][0]: (color, f'max by (gpu) (rankscope_gpu_state_info{{{HERE},state="{state}"}})')
+    for state, color in STATE_COLORS.items()
+}
+CODES = {number: (text, color) for number, (text, (color, _)) in enumerate(CODED.items())}
+STATE_CODE = " or on (gpu) ".join(f"0 * ({vector}) + {number}" for number, (_, vector) in enumerate(CODED.values()))
+IN_ORDER = f'label_replace(label_replace({STATE_CODE}, "at", "0$1", "gpu", "(.)"), "at", "$1", "gpu", "(..)")'
 
-def line_by_rank(title: str, description: str, unit: str, vector: str) -> Panel:
-    """Return a graph with a line for each rank of the node, a quarter of the dashboard wide."""
-    return lines(
-        title, description, unit, Query(f"max by (run, owner, rank) ({vector})", RANK), width=6, empty="no ranks"
-    )
+TIMELINE = timeline(
+    "State of each GPU over time",
+    "What each GPU is used for, and whether it answers. `working` includes pauses up to a minute. `throttled`: it "
+    f"works and is throttled for more than {Thresholds().throttled:.0%} of the time. `allocated no process`: allocated "
+    "by a scheduler or a rank, but no process runs on it. `process no work`: a process has a context but runs no "
+    "kernels. `memory held by dead`: the process that allocated its memory has ended. `suspected hang`: kernels run, "
+    "but no rank makes progress.",
+    Query(IN_ORDER, "GPU {{gpu}}"),
+    names=CODES,
+    empty="no GPU of this exporter in this time range",
+)
 
+GPUS = table_of(
+    "GPUs",
+    "All GPUs. A lost GPU does not answer and has no values. `To slowdown` is how much warmer it may become until it "
+    "slows down, by its own limit. A run leads to its dashboard, a rank to its panels.",
+    [
+        Query(
+            f"max by (gpu, state, run, rank, owner) (rankscope_gpu_state_info{{{HERE}}})"
+            f' or label_replace(max by (gpu) (rankscope_gpu_up{{{HERE}}}) == 0, "state", "{LOST}", "", "")'
+        ),
+        Query(BUSY),
+        Query(TEMPERATURE),
+        Query(MARGIN),
+        Query(f"max by (gpu) ({THROTTLED_RATIO})"),
+        Query(f"max by (gpu) (rankscope_gpu_memory_used_bytes{{{HERE}}} / rankscope_gpu_memory_total_bytes{{{HERE}}})"),
+        Query(f"sum by (gpu) (rankscope_gpu_xid_errors_total{{{HERE}}})"),
+        Query(f'sum by (gpu) (rankscope_gpu_ecc_errors_total{{{HERE},kind="uncorrected"}})'),
+    ],
+    [
+        Column("gpu", "GPU", width=50),
+        Column("state", "State", names=STATE_NAMES | {LOST: (LOST, BAD)}, width=135),
+        Column("run", "Run", link=run_link(cell("Run"), cell("Owner"))),
+        Column("rank", "Rank", link=rank_link(cell("Rank"), cell("Run"), cell("Owner")), width=60),
+        Column("owner", "Owner", hidden=True),
+        Column("B", "Busy", "percentunit", bar=True, width=95),
+        Column("C", "Core", "celsius", width=75),
+        Column("D", "To slowdown", "celsius", steps=((None, CAUTION), (1, "text")), width=105),
+        Column("E", "Throttled", "percentunit", steps=((None, "text"), (Thresholds().throttled, CAUTION)), width=85),
+        Column("F", "Memory", "percentunit", width=80),
+        Column("G", "XIDs", steps=((None, "text"), (1, CAUTION)), width=60),
+        Column("H", "ECC", steps=((None, "text"), (1, CAUTION)), width=50),
+    ],
+    height=11,
+    empty="the driver does not answer, or the exporter has no GPU",
+)
 
 ALLOCATION = Row(
-    "Who uses the GPUs, and how?",
+    "Whose are the GPUs?",
     (
         table_of(
             "GPU allocation",
-            "The job, pod, user or run that each GPU is allocated to, if known, and the GPU's state. `allocated no "
-            "process`: allocated by a scheduler or a rank, but no process runs on it. `process no work`: a process has "
-            "a context but runs no kernels. `memory held by dead`: the process that allocated its memory has ended. "
-            "`suspected hang`: kernels run, but no rank makes progress.",
+            "The job, pod or user that each GPU is allocated to, if known, and the GPU's model and identity.",
             [
-                Query(f"max by (gpu, uuid, state) (rankscope_gpu_state_info{{{HERE}}})"),
-                Query(f"max by (gpu, uuid, {LABELS}) (rankscope_gpu_allocation_info{{{HERE}}})"),
+                Query(f"max by ({IDENTITY}) (rankscope_gpu_info{{{HERE}}})"),
+                Query(f"max by (gpu, uuid, {HOLDERS}) (rankscope_gpu_allocation_info{{{HERE}}})"),
             ],
             [
-                Column("gpu", "GPU"),
-                Column("state", "State", names=STATE_NAMES),
+                Column("gpu", "GPU", width=60),
                 Column("source", "Source"),
                 Column("user", "User"),
-                Column("run", "Run"),
-                Column("rank", "Rank"),
                 Column("slurm_job_id", "Slurm job"),
                 Column("slurm_job_name", "Slurm name"),
                 Column("slurm_account", "Account"),
@@ -62,32 +106,32 @@ ALLOCATION = Row(
                 Column("k8s_pod", "Pod"),
                 Column("k8s_container", "Container"),
                 Column("container_id", "Container ID"),
+                Column("name", "Model"),
+                Column("uuid", "UUID"),
+                Column("pci_bus_id", "PCI bus ID"),
+                Column("driver_version", "Driver"),
+                Column("busy_source", "Source of busy time"),
             ],
-        ),
-        shares(
-            "GPU time by state",
-            "The GPUs' time by state, averaged over the GPUs. A pause of up to a minute counts as working. Allocated "
-            "and unused GPUs could be used by other jobs.",
-            Query(f"avg by (state) (rate(rankscope_gpu_state_seconds_total{{{HERE}}}[$__rate_interval]))", "{{state}}"),
-            colors=STATES,
-        ),
-        bars(
-            "GPU time by state and GPU",
-            "Each GPU's time by state over the time range.",
-            Query(f"max by (gpu, state) ({STATE_SECONDS}) / on (gpu) group_left () sum by (gpu) ({STATE_SECONDS})"),
-            bar="gpu",
-            part="state",
-            colors=STATES,
+            empty="the driver does not answer, or the exporter has no GPU",
         ),
     ),
+    collapsed=True,
 )
+
+
+def line_by_rank(title: str, description: str, unit: str, vector: str) -> Panel:
+    """Return a graph with a line for each rank of the node."""
+    return lines(
+        title, description, unit, Query(f"max by (run, owner, rank) ({vector})", RANK), width=8, empty="no ranks"
+    )
+
 
 RANKS = Row(
     "Ranks on this node",
     (
         table_of(
             "Ranks",
-            "The ranks with records on this node. The dashboard *Run* shows their details.",
+            "The ranks with records on this node. A rank leads to its panels on the dashboard *Run*.",
             [
                 Query(f"max by (run, owner, rank) (rankscope_rank_up{{{HERE}}})"),
                 Query(f"max by (run, owner, rank, pid) (rankscope_rank_info{{{HERE}}})"),
@@ -98,9 +142,9 @@ RANKS = Row(
                 Query(f"max by (run, owner, rank) (rankscope_rank_steps_total{{{HERE}}})"),
             ],
             [
-                Column("run", "Run"),
+                Column("run", "Run", link=run_link(cell("Run"), cell("Owner"))),
                 Column("owner", "Owner"),
-                Column("rank", "Rank"),
+                Column("rank", "Rank", link=rank_link(cell("Rank"), cell("Run"), cell("Owner"))),
                 Column("A", "Alive", names={1: ("yes", NORMAL), 0: ("no", NEUTRAL)}),
                 Column("pid", "PID"),
                 Column("gpu", "GPU"),
@@ -111,7 +155,7 @@ RANKS = Row(
         line_by_rank(
             "CPUs used",
             "CPUs used by each rank's process and its loader workers. The node needs enough CPUs for the sum.",
-            "none",
+            "suffix: CPUs",
             f"sum without (who) (rate(rankscope_rank_cpu_seconds_total{{{HERE}}}[$__rate_interval]))",
         ),
         line_by_rank(
@@ -119,13 +163,6 @@ RANKS = Row(
             "Share of the time in which the rank's main thread was runnable and had no CPU.",
             "percentunit",
             f"rate(rankscope_rank_run_queue_seconds_total{{{HERE}}}[$__rate_interval])",
-        ),
-        line_by_rank(
-            "Read from storage",
-            "Bytes that each rank and its children read from storage, not from the page cache. The exporter needs the "
-            "same user or CAP_SYS_PTRACE.",
-            "Bps",
-            f"rate(rankscope_rank_read_bytes_total{{{HERE}}}[$__rate_interval])",
         ),
         line_by_rank(
             "Resident memory",

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from rankscope_dashboards.dashboard import Dashboard, Row
-from rankscope_dashboards.links import PRICE, TO_RUN, priced
+from rankscope_dashboards.links import TO_RUN
 from rankscope_dashboards.panels import NORMAL, Panel, Query, lines, value
-from rankscope_dashboards.phases import CAUSES
+from rankscope_dashboards.prices import PRICE, priced
 from rankscope_dashboards.tables import Column, or_words, table_of
+from rankscope_exporter.report.colors import CAUSE_COLORS
 
 SHOWN = 100
 """The most lines of a table."""
@@ -71,7 +72,7 @@ def by_user(vector: str) -> str:
 
 def tile(title: str, description: str, unit: str, expr: str) -> Panel:
     """Return a tile of the first line."""
-    return replace(value(title, description, unit, Query(expr), width=4), height=4, max_data_points=STEPS)
+    return replace(value(title, description, unit, Query(expr), width=4), height=4, points=STEPS)
 
 
 TILES = (
@@ -93,12 +94,12 @@ TILES = (
     ),
 )
 
-CAUSE_COLUMN = {cause: (cause, color) for cause, color in CAUSES.items()} | {NOTHING: (NOTHING, NORMAL)}
+CAUSE_COLUMN = {cause: (cause, color) for cause, color in CAUSE_COLORS.items()} | {NOTHING: (NOTHING, NORMAL)}
 
 
 def table(*arguments: Any, **options: Any) -> Panel:
     """Return a table whose queries compare accounts in STEPS steps."""
-    return replace(table_of(*arguments, **options), max_data_points=STEPS)
+    return replace(table_of(*arguments, **options), points=STEPS)
 
 
 BY_RUN = Row(
@@ -118,15 +119,15 @@ BY_RUN = Row(
                 Query(largest(f"sum by (run, owner) ({LOST_OF_RUN}) * on (owner) group_left (user) {USERS}")),
             ],
             [
-                Column("run", "Run", link=TO_RUN),
+                Column("run", "Run", filterable=True, link=TO_RUN),
                 Column("user", "User"),
                 Column("A", "GPU-hours", width=84),
                 Column("D", "Cost", width=84),
                 Column("B", "GPU-hours lost", width=84),
                 Column("E", "Cost of lost", width=84),
                 Column("C", "Lost", "percentunit", bar=True),
-                Column("cause", "Most to", names=CAUSE_COLUMN),
-                Column("owner", "Owner", is_hidden=True),
+                Column("cause", "Most to", filterable=True, names=CAUSE_COLUMN),
+                Column("owner", "Owner", hidden=True),
             ],
             height=10,
             empty="no exporter has counted GPU time in this time range",
@@ -149,7 +150,7 @@ BY_CAUSE_AND_USER = Row(
                 Query(priced(BY_CAUSE)),
             ],
             [
-                Column("cause", "Cause", names=CAUSE_COLUMN),
+                Column("cause", "Cause", filterable=True, names=CAUSE_COLUMN),
                 Column("A", "GPU-hours lost", width=84),
                 Column("B", "Share", "percentunit", bar=True),
                 Column("C", "Cost", width=84),
@@ -186,7 +187,7 @@ BY_CAUSE_AND_USER = Row(
             "How many GPUs are lost to each cause on average: 2 means that as much GPU time is lost as two GPUs have.",
             "none",
             Query("sum by (cause) (rate(rankscope_run_lost_gpu_seconds_total[$__rate_interval])) > 0", "{{cause}}"),
-            colors=CAUSES,
+            colors=CAUSE_COLORS,
             width=24,
             empty="no exporter or analyzer has counted lost GPU time in this time range",
         ),

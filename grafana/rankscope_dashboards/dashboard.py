@@ -12,6 +12,7 @@ from grafana_foundation_sdk.models import dashboard as sdk
 from grafana_foundation_sdk.models.prometheus import Dataquery
 
 from rankscope_dashboards.panels import DATASOURCE, Panel
+from rankscope_exporter.report.colors import BAD
 
 GRID_WIDTH = 24
 TAG = "rankscope"
@@ -35,8 +36,19 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """An event that graphs mark, with a toggle above the panels. `times` is the query of its time in milliseconds."""
+
+    name: str
+    times: str
+    color: str
+    text: str = ""
+    """With labels, such as `{{reason}}`."""
+
+
+@dataclass(frozen=True)
 class Dashboard:
-    """A dashboard. `alerts` is the query of the alerts that its graphs mark, if any.
+    """A dashboard. `alerts` is the query of the alerts that its graphs mark, if any, and `marks` are further events.
 
     `time_range` and `refresh` are durations: what is shown at first, and how often it is updated.
     """
@@ -47,11 +59,13 @@ class Dashboard:
     variables: Sequence[sdk.VariableModel]
     rows: Sequence[Row]
     alerts: str = ""
+    marks: Sequence[Mark] = ()
     time_range: str = "30m"
     refresh: str = "15s"
 
     def to_json(self) -> str:
         """Return the dashboard's JSON with a final newline."""
+        alerts = [_alerts(self.alerts)] if self.alerts else []
         model = sdk.Dashboard(
             uid=self.uid,
             title=self.title,
@@ -63,7 +77,7 @@ class Dashboard:
             time=sdk.DashboardDashboardTime(from_val=f"now-{self.time_range}", to="now"),
             refresh=self.refresh,
             templating=sdk.DashboardDashboardTemplating(list_val=[_datasource(), *self.variables]),
-            annotations=sdk.AnnotationContainer(list_val=[_alerts(self.alerts)] if self.alerts else []),
+            annotations=sdk.AnnotationContainer(list_val=[*alerts, *map(_mark, self.marks)]),
             links=[_links()],
             panels=list(_place_rows(self.rows)),
         )
@@ -151,11 +165,23 @@ def _alerts(expr: str) -> sdk.AnnotationQuery:
         name="Alerts",
         datasource=DATASOURCE,
         enable=True,
-        hide=True,
-        icon_color="red",
+        icon_color=BAD,
         target=Dataquery(ref_id="Alerts", datasource=DATASOURCE, expr=expr, range_val=True),
         title_format="{{alertname}}",
         text_format="rank {{rank}} gpu {{gpu}} {{cause}}",
+    )
+
+
+def _mark(mark: Mark) -> sdk.AnnotationQuery:
+    return sdk.AnnotationQuery(
+        name=mark.name,
+        datasource=DATASOURCE,
+        enable=True,
+        icon_color=mark.color,
+        target=Dataquery(ref_id=mark.name, datasource=DATASOURCE, expr=mark.times, range_val=True),
+        title_format=mark.name,
+        text_format=mark.text,
+        use_value_for_time=True,
     )
 
 

@@ -21,10 +21,12 @@ from rankscope_dashboards.fleet_runs import (
     RUNS,
     first_of_run,
 )
-from rankscope_dashboards.links import PRICE, TO_NODE, TO_RUN
-from rankscope_dashboards.panels import BAD, CAUTION, NORMAL, Panel, Query, value
+from rankscope_dashboards.links import TO_NODE, TO_RUN
+from rankscope_dashboards.panels import NORMAL, Panel, Query, value
+from rankscope_dashboards.prices import PRICE
 from rankscope_dashboards.selectors import age
 from rankscope_dashboards.tables import Column, table_of
+from rankscope_exporter.report.colors import BAD, CAUTION
 
 FIRING = 'ALERTS{alertstate="firing",alertname=~"Rankscope.+"}'
 
@@ -127,13 +129,13 @@ LAST_HOUR = Row(
             [Query(f"bottomk({RUNS}, {CHANGES})")],
             [
                 Column("A", "Ago", "s", width=90, decimals=1),
-                Column("change", "Change", names=CHANGE_COLORS, width=130),
-                Column("run", "Run", link=TO_RUN),
-                Column("node", "Node", link=TO_NODE, width=120),
+                Column("change", "Change", filterable=True, names=CHANGE_COLORS, width=130),
+                Column("run", "Run", filterable=True, link=TO_RUN),
+                Column("node", "Node", filterable=True, link=TO_NODE, width=120),
                 Column("rank", "Rank", width=70),
-                Column("summary", "Finding", is_wrapped=True),
-                Column("owner", "Owner", is_hidden=True),
-                Column("instance", "Instance", is_hidden=True),
+                Column("summary", "Finding", filterable=True, wrap=True),
+                Column("owner", "Owner", hidden=True),
+                Column("instance", "Instance", hidden=True),
             ],
             empty="no exporter has shown a change in the last hour",
             sort="-A",

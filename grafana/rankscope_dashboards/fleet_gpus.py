@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope_dashboards.allocation import STATES
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.fleet_runs import NODES
 from rankscope_dashboards.links import TO_NODE
-from rankscope_dashboards.panels import BAD, CAUTION, NORMAL, Query, shares
+from rankscope_dashboards.panels import NORMAL, Query, shares
 from rankscope_dashboards.selectors import EXPORTER, age
 from rankscope_dashboards.tables import Column, or_words, table_of
 from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.report.colors import BAD, CAUTION, STATE_COLORS
 
 SHOWN = 100
 """The most lines of a table."""
@@ -65,7 +65,7 @@ def shown(vector: str) -> str:
 
 def column(source: str, title: str, state: str) -> Column:
     """Return the column of the number of GPUs in a state."""
-    return Column(source, title, steps=((None, NORMAL), (1, STATES[state])), is_filled=True, width=COUNT)
+    return Column(source, title, steps=((None, NORMAL), (1, STATE_COLORS[state])), is_filled=True, width=COUNT)
 
 
 MAP = Row(
@@ -89,7 +89,7 @@ MAP = Row(
                 Query(shown(LOST), needs_fault=True),
             ],
             [
-                Column("node", "Node", link=TO_NODE),
+                Column("node", "Node", filterable=True, link=TO_NODE),
                 Column("exporter", "Exporter", names=UP, width=76),
                 Column("H", "Lost", steps=((None, NORMAL), (1, BAD)), is_filled=True, width=COUNT),
                 column("F", "Hang", "suspected_hang"),
@@ -98,7 +98,7 @@ MAP = Row(
                 column("B", "Working", "working"),
                 column("C", "Free", "free"),
                 column("G", "Unknown", "unknown"),
-                Column("instance", "Instance", is_hidden=True),
+                Column("instance", "Instance", hidden=True),
             ],
             width=19,
             height=9,
@@ -115,12 +115,12 @@ MAP = Row(
                     " count(rankscope_gpu_state_info)",
                     "{{state}}",
                 ),
-                colors=STATES,
+                colors=STATE_COLORS,
                 width=5,
                 empty="no exporter shows the state of a GPU",
             ),
             height=9,
-            max_data_points=120,
+            points=120,
         ),
     ),
 )
@@ -178,7 +178,7 @@ IDLE_GPUS = (
 IDLE_FOR = f"({age('rankscope_gpu_last_busy_timestamp_seconds')} * on ({HOLDER}) group_right () {IDLE_GPUS})"
 BY_HOLDER = "by (user, k8s_namespace, state)"
 NO_IDLE = "no GPU is held and idle"
-IDLE_STATES = {state: (state.replace("_", " "), STATES[state]) for state in IDLE.split("|")} | {
+IDLE_STATES = {state: (state.replace("_", " "), STATE_COLORS[state]) for state in IDLE.split("|")} | {
     NO_IDLE: (NO_IDLE, NORMAL)
 }
 
@@ -197,13 +197,13 @@ TROUBLE = Row(
                 Query(on_node(SICK["throttled"]), needs_fault=True),
             ],
             [
-                Column("node", "Node", link=TO_NODE, width=90),
+                Column("node", "Node", filterable=True, link=TO_NODE, width=90),
                 Column("gpu", "GPU", width=50),
-                Column("fault", "Fault", is_wrapped=True),
+                Column("fault", "Fault", filterable=True, wrap=True),
                 Column("B", "XID ago", "s", width=82, decimals=1),
                 Column("C", "Errors", width=64),
                 Column("D", "Throttled", "percentunit", width=80),
-                Column("instance", "Instance", is_hidden=True),
+                Column("instance", "Instance", hidden=True),
             ],
             width=14,
             height=9,
@@ -221,8 +221,8 @@ TROUBLE = Row(
                 Query(f"topk({SHOWN}, max {BY_HOLDER} ({IDLE_FOR}))", needs_fault=True),
             ],
             [
-                Column("state", "State", names=IDLE_STATES),
-                Column("user", "User", width=80),
+                Column("state", "State", filterable=True, names=IDLE_STATES),
+                Column("user", "User", filterable=True, width=80),
                 Column("k8s_namespace", "Namespace", width=96),
                 Column("A", "GPUs", width=52),
                 Column("B", "Longest idle", "s", width=80, decimals=1),

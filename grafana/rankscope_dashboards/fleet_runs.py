@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from grafana_foundation_sdk.models import dashboard as sdk
+
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.links import TO_ADVICE, TO_NODE, TO_RUN, page_names, priced
-from rankscope_dashboards.panels import BAD, CAUTION, NEUTRAL, NORMAL, Panel, Query
+from rankscope_dashboards.links import RANK_ZERO, RUNBOOK_OF_KIND, TO_ADVICE, TO_NODE, TO_RUN
+from rankscope_dashboards.panels import NORMAL, Panel, Query, override
+from rankscope_dashboards.prices import priced
 from rankscope_dashboards.selectors import EXPORTER, age
 from rankscope_dashboards.tables import Column, or_words, table_of
+from rankscope_exporter.report.colors import BAD, CAUTION, NEUTRAL
 
 RUNS = 100
 """The most lines of a table."""
@@ -124,11 +128,25 @@ LOST_HOURS = (
     " / 3600"
 )
 USER = 'topk by (run, owner) (1, count by (run, owner, user) (rankscope_rank_info{user!=""}))'
-CHECKPOINT = first_of_run("rankscope_rank_checkpoint_last_timestamp_seconds", "max")
+# A rank may save between the readings of the clock and of its record.
+CHECKPOINT = f"clamp_min({first_of_run('rankscope_rank_checkpoint_last_timestamp_seconds', 'max')}, 0)"
 PLACE = (
     "topk by (run, owner) (1,"
     f" group by (run, owner, node) ({WORST}) * on (node) group_left (instance) topk by (node) (1, {NODES}))"
 )
+
+
+def page_names(column: str) -> sdk.DashboardFieldConfigSourceOverrides:
+    """Return the override that replaces a kind of finding and its rank by its runbook: the cell's text, for links."""
+    patterns = {"/^straggler 0$/": RUNBOOK_OF_KIND[RANK_ZERO]}
+    patterns |= {rf"/^{kind}( .*)?$/": name for kind, name in RUNBOOK_OF_KIND.items() if kind != RANK_ZERO}
+    mappings = [
+        sdk.RegexMap(
+            options=sdk.DashboardRegexMapOptions(pattern, sdk.ValueMappingResult(text=f"runbooks/{name}", index=index))
+        )
+        for index, (pattern, name) in enumerate(patterns.items())
+    ]
+    return override(column, mappings=mappings)
 
 
 def all_runs() -> Panel:
@@ -139,6 +157,7 @@ def all_runs() -> Panel:
         "the diagnosis has found. `not judged`: no exporter or analyzer judges the run, so nothing is known about "
         "it; `incomplete`: a node does not answer the analyzer. `not seen`: no exporter shows the run any more, and it "
         "had not ended. `For`: the age of the finding, or the time since the start, the end, or the last scrape. "
+        "`Lost now`: its GPU time in the last seconds that is lost to any cause, not only that of the finding. "
         "GPU-hours, and their cost if a price is set above, are those since the ranks' start. "
         f"At most {RUNS} runs; ended ones for an hour.",
         [
@@ -152,20 +171,20 @@ def all_runs() -> Panel:
             Query(PLACE, needs_fault=True),
         ],
         [
-            Column("state", "State", names=STATES, width=92),
-            Column("run", "Run", link=TO_RUN, width=112),
-            Column("summary", "Finding", link=TO_ADVICE, is_wrapped=True),
+            Column("state", "State", filterable=True, names=STATES, width=92),
+            Column("run", "Run", filterable=True, link=TO_RUN, width=112),
+            Column("summary", "Finding", filterable=True, link=TO_ADVICE, wrap=True),
             Column("rank", "Rank", width=46),
-            Column("node", "Node", link=TO_NODE, width=68),
+            Column("node", "Node", filterable=True, link=TO_NODE, width=68),
             Column("B", "For", "s", width=74, decimals=1),
             Column("C", "Lost now", "percentunit", width=52),
             Column("D", "GPU-hours lost", width=78),
             Column("E", "Cost of lost", width=62),
             Column("F", "Last checkpoint", "s", width=94, decimals=1),
-            Column("user", "User", width=60),
-            Column("owner", "Owner", is_hidden=True),
-            Column("instance", "Instance", is_hidden=True),
-            Column("page", "Page", is_hidden=True),
+            Column("user", "User", filterable=True, width=60),
+            Column("owner", "Owner", hidden=True),
+            Column("instance", "Instance", hidden=True),
+            Column("page", "Page", hidden=True),
         ],
         height=11,
         empty=NO_RUN,

@@ -1,66 +1,72 @@
-"""Links from a table's cells to the other dashboards and to the runbooks, and the price of a GPU-hour."""
+"""Links from cells and series to dashboards and runbooks. They keep the time range and the data source."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
-from grafana_foundation_sdk.models import dashboard as sdk
 
-from rankscope_dashboards.panels import override
+RUN_UID, NODE_UID = "rankscope-run", "rankscope-node"
+DOCUMENTATION = "https://github.com/rankscope/rankscope/blob/main/docs/"
+RUNBOOKS = f"{DOCUMENTATION}runbooks/"
+RULES = Path(__file__).parents[2] / "deploy/prometheus/rules/rankscope.yml"
+THIS_RUN = {"run": "${run}", "owner": "${owner}"}
 
-CAUSES_FILE = Path(__file__).parents[2] / "exporter/rankscope_exporter/diagnosis/causes.yml"
-DOCUMENTATION = "https://github.com/rankscope/rankscope/blob/main/docs"
-KEPT = "${datasource:queryparam}&${__url_time_range}"
-"""What each link to a dashboard keeps: the Prometheus and the time range."""
-# Percent-encoded, because a run's name may have an `&`.
-OF_RUN = "var-run=${__data.fields.Run:percentencode}&var-owner=${__data.fields.Owner:percentencode}"
-TO_RUN = f"/d/rankscope-run?{OF_RUN}&{KEPT}"
-TO_NODE = f"/d/rankscope-node?var-instance=${{__data.fields.Instance:percentencode}}&{KEPT}"
-TO_ADVICE = f"{DOCUMENTATION}/${{__data.fields.Page.text}}.md"
-
-PRICE = sdk.VariableModel(
-    type_val=sdk.VariableType.TEXTBOX,
-    name="price",
-    label="Price of a GPU-hour",
-    description="In any currency, such as 2.5. Without a price no costs are shown.",
-    query="",
-    current=sdk.VariableOption(text="", value=""),
-)
+Link = Any
+"""A link of a cell or a series: a dict, as Grafana's JSON has it. The SDK's model is that of a dashboard's link."""
 
 
-def priced(gpu_hours: str) -> str:
-    """Return the query of the money for these GPU-hours; it has no data without a price."""
-    # `+ 0`: an empty price is 0, whose scalar is not a number, and no number is compared with that.
-    return f"({gpu_hours}) * scalar(vector($price + 0) > 0) >= 0"
+def dashboard_link(title: str, uid: str, **variables: str) -> Link:
+    """Return a link to a dashboard with these values of its variables, such as `${__data.fields.Rank}`."""
+    values = "".join(f"&var-{name}={value}" for name, value in variables.items())
+    return {"title": title, "url": f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{values}"}
 
 
-def runbooks() -> dict[str, str]:
-    """Return the runbook of each kind of finding; rank 0 as a straggler is `straggler 0`."""
-    alerts = yaml.safe_load(CAUSES_FILE.read_text(encoding="utf-8"))["alerts"]
-    found = {kind: name for name, texts in alerts.items() for kind in _kinds(texts)}
-    return found | {"straggler": "RankscopeRankLagging", "straggler 0": "RankscopeRankZeroLagging"}
+def cell(column: str) -> str:
+    """Return Grafana's variable for the row's cell in the column of this title. A run's name may have an `&`."""
+    return f'${{__data.fields["{column}"]:percentencode}}'
 
 
-def _kinds(texts: Any) -> Iterator[str]:
-    """Yield the kinds of findings that an alert has words for, at any depth."""
-    for key, value in texts.items() if isinstance(texts, dict) else ():
-        if key == "finding":
-            yield value
-        yield from _kinds(value)
+def rank_link(rank: str, run: str = THIS_RUN["run"], owner: str = THIS_RUN["owner"]) -> Link:
+    """Return a link to the dashboard *Run* with the rank selected."""
+    return dashboard_link(f"Show only rank {rank}", RUN_UID, run=run, owner=owner, rank=rank)
 
 
-def page_names(column: str) -> sdk.DashboardFieldConfigSourceOverrides:
-    """Return the override that replaces a kind of finding and its rank by its runbook: the cell's text, for links."""
-    names = runbooks()
-    of_rank_zero = names.pop("straggler 0")
-    patterns = {"/^straggler 0$/": of_rank_zero} | {rf"/^{kind}( .*)?$/": name for kind, name in names.items()}
-    mappings = [
-        sdk.RegexMap(
-            options=sdk.DashboardRegexMapOptions(pattern, sdk.ValueMappingResult(text=f"runbooks/{name}", index=index))
-        )
-        for index, (pattern, name) in enumerate(patterns.items())
-    ]
-    return override(column, mappings=mappings)
+def run_link(run: str, owner: str) -> Link:
+    """Return a link to the dashboard *Run* with all ranks."""
+    return dashboard_link("Open the run", RUN_UID, run=run, owner=owner, rank="$__all")
+
+
+def node_link(instance: str) -> Link:
+    """Return a link to the dashboard *Node* of the exporter."""
+    return dashboard_link("Open the node", NODE_UID, instance=instance)
+
+
+def runbook_link() -> Link:
+    """Return a link to the runbook that the cell names."""
+    return {"title": "Open the runbook", "url": f"{RUNBOOKS}${{__value.text}}.md", "targetBlank": True}
+
+
+def _alerts_by_kind() -> dict[str, str]:
+    rules = [rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+    found: dict[str, str] = {}
+    for rule in rules:
+        kinds = re.findall(r'rankscope_finding_ratio\{kind=~?"([\w|]+)"', rule["expr"])
+        for kind in [*"|".join(kinds).split("|"), rule.get("labels", {}).get("kind", "")]:
+            found.setdefault(kind, rule["alert"])
+    return found
+
+
+RANK_ZERO = "straggler of rank 0"
+RUNBOOK_OF_KIND = {kind: alert for kind, alert in _alerts_by_kind().items() if kind} | {
+    "straggler": "RankscopeRankLagging",
+    RANK_ZERO: "RankscopeRankZeroLagging",
+}
+"""The alert, and so the runbook, of each kind of finding and of the alerts that are no finding."""
+
+TO_RUN = run_link(cell("Run"), cell("Owner"))
+TO_NODE = node_link(cell("Instance"))
+TO_ADVICE = {"title": "What to do", "url": f"{DOCUMENTATION}${{__data.fields.Page.text}}.md", "targetBlank": True}
+"""A link to the page of the documentation that the hidden column *Page* names."""

@@ -6,25 +6,25 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grafana_foundation_sdk.models import barchart, common, stat
+from grafana_foundation_sdk.models import barchart, common, stat, statetimeline
 from grafana_foundation_sdk.models import dashboard as sdk
 from grafana_foundation_sdk.models import timeseries as graph
 from grafana_foundation_sdk.models.prometheus import Dataquery, PromQueryFormat
 
+from rankscope_dashboards.links import Link
+from rankscope_exporter.report.colors import BAD, NEUTRAL, RANK_COLORS
+
 DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
-GOOD, CAUTION, BAD, NEUTRAL = "green", "orange", "red", "#808080"
 NORMAL = "transparent"  # green would suggest that everything else is healthy, too
-# Tableau's colors, by the last digit of a rank's or GPU's number: any ten consecutive ranks have distinct colors.
-BY_DIGIT = (
-    *("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f"),
-    *("#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac"),
-)
 Steps = Sequence[tuple[float | None, str]]
 """Colors, each from a value upwards. The first value is None, for everything below the second."""
 NO_DATA = "no data in this time range"
+REST, REST_LEAST = "other ranks, up to", "other ranks, from"
+"""The limits of the band in a graph by rank."""
+SENTENCE_SIZE = 20  # pixels: two lines fit into the tile
 LONGEST_LABEL = 24  # characters: enough for ranks and GPUs, and usually to distinguish runs
-Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
+Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]] | Mapping[str, tuple[str, str | None]]
 """Text and color to show instead of each value."""
 
 
@@ -32,12 +32,14 @@ Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
 class Query:
     """A PromQL expression with the legend of its series.
 
-    A query with `needs_fault` may be empty in a healthy run, because it has data only during or after a fault.
+    A query with `needs_fault` may be empty in a healthy run, because it has data only during or after a fault. A `rare`
+    one has data only for a run that few users have: with many ranks, or with a tracker.
     """
 
     expr: str
     legend: str = ""
     needs_fault: bool = False
+    rare: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,10 @@ class Panel:
     """Query only the end of the time range."""
     tabular: bool = False
     """Make a column of each label."""
-    max_data_points: int | None = None
-    """The number of steps of the time range; by default the panel's width in pixels."""
     overrides: Sequence[sdk.DashboardFieldConfigSourceOverrides] = ()
     transformations: Sequence[sdk.DataTransformerConfig] = ()
+    points: int | None = None
+    """The most points of a series in the time range, for queries over many series."""
 
     def place(self, identifier: int, x: int, y: int) -> sdk.Panel:
         """Return the panel at a position of the grid, which is 24 columns wide."""
@@ -74,7 +76,7 @@ class Panel:
             options=self.options,
             field_config=sdk.FieldConfigSource(defaults=self.fields, overrides=list(self.overrides)),
             transformations=list(self.transformations),
-            max_data_points=self.max_data_points,
+            max_data_points=self.points,
         )
 
     def _target(self, name: str, query: Query) -> Dataquery:
@@ -101,20 +103,36 @@ def lines(
     colors: Mapping[str, str] | None = None,
     width: int = 12,
     empty: str = NO_DATA,
+    links: Sequence[Link] = (),
+    band: bool = False,
+    points: int | None = None,
 ) -> Panel:
     """Return a graph with a line for each series.
 
-    The series named `dashed` and the value `limit` are reference lines. `empty` is shown if there is no data.
+    The series named `dashed` and the value `limit` are reference lines. A `band` is the area between the series REST
+    and REST_LEAST. `empty` is shown if there is no data.
     """
     style = common.GraphFieldConfig(line_width=1, fill_opacity=8, show_points=common.VisibilityMode.NEVER)
     fields = sdk.FieldConfig(
-        unit=unit, min_val=min_val, max_val=max_val, color=_palette(), custom=style, no_value=empty
+        unit=unit,
+        decimals=0 if unit == "none" else None,  # a count
+        min_val=min_val,
+        max_val=max_val,
+        color=_palette(),
+        custom=style,
+        no_value=empty,
+        links=list(links),
     )
+    if unit == "percentunit" and max_val is None:
+        style.axis_soft_max = 0.1  # without it, the axis of a line at zero would end at 10,000%
     if limit is not None:
         fields.thresholds = thresholds(((None, "transparent"), (limit, BAD)))
         style.thresholds_style = common.GraphThresholdsStyleConfig(mode=common.GraphThresholdsStyleMode.DASHED)
     overrides = [*numbered_colors(), *fixed_colors(colors or {}), *([_dashed(dashed)] if dashed else [])]
-    return Panel("timeseries", title, description, queries, _graph_options(), fields, width, overrides=overrides)
+    overrides += _band() if band else []
+    return Panel(
+        "timeseries", title, description, queries, _graph_options(), fields, width, overrides=overrides, points=points
+    )
 
 
 def shares(
@@ -124,6 +142,7 @@ def shares(
     colors: Mapping[str, str],
     width: int = 12,
     empty: str = NO_DATA,
+    points: int | None = None,
 ) -> Panel:
     """Return a graph of shares, stacked to 100%."""
     style = common.GraphFieldConfig(
@@ -136,7 +155,15 @@ def shares(
         unit="percentunit", decimals=0, min_val=0, max_val=1, color=_palette(), custom=style, no_value=empty
     )
     return Panel(
-        "timeseries", title, description, queries, _graph_options(), fields, width, overrides=fixed_colors(colors)
+        "timeseries",
+        title,
+        description,
+        queries,
+        _graph_options(),
+        fields,
+        width,
+        overrides=fixed_colors(colors),
+        points=points,
     )
 
 
@@ -193,6 +220,7 @@ def value(
     text: common.BigValueTextMode = common.BigValueTextMode.AUTO,
     empty: str = "-",
     width: int = 4,
+    overrides: Sequence[sdk.DashboardFieldConfigSourceOverrides] = (),
 ) -> Panel:
     """Return a tile with the value at the end of the time range.
 
@@ -200,7 +228,7 @@ def value(
     `empty` is shown in gray if there is no data. There is no graph, as it would also show the last value of a run that
     has ended.
     """
-    colored = bool(steps or names or colors)
+    colored = bool(steps or names or colors or overrides)
     options = stat.Options(
         color_mode=common.BigValueColorMode.BACKGROUND if colored else common.BigValueColorMode.VALUE,
         graph_mode=common.BigValueGraphMode.NONE,
@@ -218,8 +246,76 @@ def value(
         mappings=value_mappings(names or {}),
         no_value=empty,
     )
-    overrides = fixed_colors(colors or {})
-    return Panel("stat", title, description, queries, options, fields, width, 5, instant=True, overrides=overrides)
+    overrides = [*fixed_colors(colors or {}), *overrides]
+    return Panel("stat", title, description, queries, options, fields, width, 4, instant=True, overrides=overrides)
+
+
+def sentence(
+    title: str,
+    description: str,
+    *queries: Query,
+    colors: Mapping[str, str],
+    width: int = 24,
+    height: int = 3,
+) -> Panel:
+    """Return a tile with the names of the series at the end of the time range, not their values.
+
+    `colors` has the background by the beginning of the name. Without a series it would be blank.
+    """
+    options = stat.Options(
+        color_mode=common.BigValueColorMode.BACKGROUND_SOLID,
+        graph_mode=common.BigValueGraphMode.NONE,
+        justify_mode=common.BigValueJustifyMode.CENTER,
+        text_mode=common.BigValueTextMode.NAME,
+        text=common.VizTextDisplayOptions(title_size=SENTENCE_SIZE, value_size=SENTENCE_SIZE),
+        orientation=common.VizOrientation.AUTO,
+        reduce_options=common.ReduceDataOptions(calcs=["lastNotNull"], fields="", values=False),
+    )
+    fields = sdk.FieldConfig(
+        unit="none", thresholds=thresholds(((None, NEUTRAL),)), color=sdk.FieldColor(), no_value="unknown"
+    )
+    overrides = by_regexp(fixed_colors({f"/^{begin}/": color for begin, color in colors.items()}))
+    return Panel("stat", title, description, queries, options, fields, width, height, instant=True, overrides=overrides)
+
+
+def timeline(
+    title: str,
+    description: str,
+    *queries: Query,
+    unit: str = "none",
+    steps: Steps = (),
+    names: Names | None = None,
+    links: Sequence[Link] = (),
+    width: int = 24,
+    height: int = 8,
+    empty: str = NO_DATA,
+    points: int | None = None,
+) -> Panel:
+    """Return a row for each series, colored over time by the `steps` that its value exceeds or by `names`."""
+    options = statetimeline.Options(
+        show_value=common.VisibilityMode.NEVER,
+        merge_values=True,
+        legend=common.VizLegendOptions(
+            show_legend=True, display_mode=common.LegendDisplayMode.LIST, placement=common.LegendPlacement.BOTTOM
+        ),
+        tooltip=common.VizTooltipOptions(mode=common.TooltipDisplayMode.SINGLE),
+        per_page=0,
+    )
+    fields = sdk.FieldConfig(
+        unit=unit,
+        decimals=0 if unit == "percentunit" else None,
+        thresholds=thresholds(steps or ((None, NEUTRAL),)),
+        color=sdk.FieldColor(mode=sdk.FieldColorModeId.THRESHOLDS) if steps else _palette(),
+        mappings=value_mappings(names or {}),
+        custom=statetimeline.FieldConfig(fill_opacity=100, line_width=0),
+        no_value=empty,
+        links=list(links),
+    )
+    # Without an override, Grafana shows `empty` in the legend if a series has a gap.
+    gaps = by_regexp([override("/.*/", noValue="no data")])
+    return Panel(
+        "state-timeline", title, description, queries, options, fields, width, height, overrides=gaps, points=points
+    )
 
 
 def thresholds(steps: Steps) -> sdk.ThresholdsConfig:
@@ -251,8 +347,14 @@ def fixed_colors(colors: Mapping[str, str]) -> list[sdk.DashboardFieldConfigSour
 
 def numbered_colors() -> list[sdk.DashboardFieldConfigSourceOverrides]:
     """Return overrides that set the color of ranks and GPUs by number."""
-    digits = {rf"/^(rank|GPU) \d*{digit}$/": color for digit, color in enumerate(BY_DIGIT)}
-    overrides = fixed_colors(digits)
+    digits = {rf"/^(rank|GPU) \d*{digit}$/": color for digit, color in enumerate(RANK_COLORS)}
+    return by_regexp(fixed_colors(digits))
+
+
+def by_regexp(
+    overrides: list[sdk.DashboardFieldConfigSourceOverrides],
+) -> list[sdk.DashboardFieldConfigSourceOverrides]:
+    """Return the overrides, whose names are regular expressions."""
     for one in overrides:
         one.matcher.id_val = "byRegexp"
     return overrides
@@ -270,6 +372,15 @@ def _dashed(name: str) -> sdk.DashboardFieldConfigSourceOverrides:
         custom_lineStyle=common.LineStyle(fill="dash", dash=[8, 8]),
         custom_fillOpacity=0,
     )
+
+
+def _band() -> list[sdk.DashboardFieldConfigSourceOverrides]:
+    color = sdk.FieldColor(mode=sdk.FieldColorModeId.FIXED, fixed_color=NEUTRAL)
+    plain = {"color": color, "custom_lineWidth": 0}
+    return [
+        override(REST, **plain, custom_fillBelowTo=REST_LEAST, custom_fillOpacity=35),
+        override(REST_LEAST, **plain, custom_fillOpacity=0),
+    ]
 
 
 def _legend() -> common.VizLegendOptions:

@@ -1,19 +1,9 @@
-"""The ranks' time by phase, and the colors of phases and causes on all panels, from the diagnosis' causes.yml."""
+"""The ranks' time by phase."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import yaml
-
 from rankscope.record import phases
-from rankscope_dashboards.selectors import LIVE_RANKS, RANKS, by_rank, live, rate
-
-CAUSES_FILE = Path(__file__).parents[2] / "exporter/rankscope_exporter/diagnosis/causes.yml"
-
-_file = yaml.safe_load(CAUSES_FILE.read_text(encoding="utf-8"))
-PHASES = {name: _file["phase_colors"][name] for name in phases.NAMES}
-CAUSES = PHASES | {cause: fields["color"] for cause, fields in _file["lost"].items() if "color" in fields}
+from rankscope_dashboards.selectors import LIVE_RANKS, RANKS, average, by_rank, rate
 
 HOST, DEVICE = "rankscope_rank_phase_seconds_total", "rankscope_rank_device_seconds_total"
 PLANNED = "|".join(phases.PLANNED)
@@ -38,7 +28,29 @@ def phase_ratios(ranks: str, more: str = "", *, window: str = "$__rate_interval"
 
 # A rank's counter loses its last, open phase when the rank is killed. Prometheus takes that for a reset.
 PHASE_RATIOS = f"({phase_ratios(RANKS)} and on (rank) {LIVE_RANKS})"
-HOST_RATIOS = live(rate(HOST))
+
+
+def mean_time_by_phase(ranks: str, *, window: str, by: str = "", excluded: str = "") -> str:
+    """Return the query of the mean time of ranks by phase, as ratios.
+
+    Unlike `phase_ratios`, it sums before it divides, for runs of 1,024 ranks. If only the GPUs of some ranks are
+    measured, it is the time of these.
+    """
+
+    def total(metric: str, matchers: str, labels: str) -> str:
+        return f"sum by ({labels}) (rate({metric}{{{ranks}{matchers}}}[{window}]))"
+
+    phase = f"{by}, phase" if by else "phase"
+    device, kept = UNPLANNED, f',phase!="{excluded}"' if excluded else ""
+    host = total(HOST, kept, by)
+    planned = total(HOST, f'{kept},phase=~"{PLANNED}"', by)
+    measured = f"{total(DEVICE, device, phase)} / on ({by}) group_left () ({total(DEVICE, device, by)} > 0)"
+    unplanned = f"{measured} * on ({by}) group_left () (1 - {planned} / ({host} > 0))"
+    return f"{unplanned} or on ({phase}) {total(HOST, kept, phase)} / on ({by}) group_left () ({host} > 0)"
+
+
+HOST_BY_PHASE = average(rate(HOST), "phase")
+TIME_BY_PHASE = mean_time_by_phase(RANKS, window="$__rate_interval")
 
 _WAIT = ',phase="collective_wait"'
 _MEASURED = f"(sum by (rank) (max by (rank, phase) ({rate(DEVICE, UNPLANNED)})) > 0)"

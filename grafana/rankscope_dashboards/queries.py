@@ -21,25 +21,15 @@ DASHBOARDS = {"fleet": FLEET, "cost": COST, "run": RUN, "node": NODE}
 NEEDS_CUDA = {
     "rankscope_rank_device_seconds_total": "CUDA events measure it",
     "rankscope_rank_device_dry_seconds_total": "CUDA events measure it",
-    "rankscope_rank_device_waits_total": "only waits for a CUDA device count",
-    "rankscope_rank_host_to_device_copy_bytes_total": "only a copy to a CUDA device counts",
-    **dict.fromkeys(
-        (
-            "rankscope_rank_cuda_memory_allocated_bytes",
-            "rankscope_rank_cuda_memory_reserved_bytes",
-            "rankscope_rank_cuda_memory_peak_allocated_bytes",
-            "rankscope_rank_cuda_allocation_retries_total",
-            "rankscope_rank_cuda_out_of_memory_total",
-        ),
-        "CUDA's caching allocator keeps it",
-    ),
+    "rankscope_rank_cuda_memory_peak_allocated_bytes": "CUDA's caching allocator keeps it",
 }
 
 
 class PanelQuery(NamedTuple):
     """A query of a panel.
 
-    With `needs_fault` it may be empty in a healthy run; with `needs_cuda` it is empty without a GPU.
+    With `needs_fault` it may be empty in a healthy run; with `needs_cuda` it is empty without a GPU; a `rare` one is
+    empty for a run of few ranks without a tracker.
     """
 
     dashboard: str
@@ -47,6 +37,7 @@ class PanelQuery(NamedTuple):
     expr: str
     needs_fault: bool
     needs_cuda: bool
+    rare: bool
 
 
 def panel_queries(
@@ -79,7 +70,8 @@ def panel_queries(
         for panel in (panel for row in dashboard.rows for panel in row.panels):
             for query in panel.queries:
                 needs_cuda = set(re.findall(r"rankscope_\w+", query.expr)) <= NEEDS_CUDA.keys()
-                yield PanelQuery(name, panel.title, _substitute(query.expr, values), query.needs_fault, needs_cuda)
+                expr = _substitute(query.expr, values)
+                yield PanelQuery(name, panel.title, expr, query.needs_fault, needs_cuda, query.rare)
 
 
 def _substitute(expr: str, values: dict[str, str]) -> str:

@@ -1,50 +1,38 @@
 """The dashboard *Run*: what slows down a training run. Details are in collapsed rows.
 
-Results of the diagnosis (lag, cause, lost time, alerts) come from the exporter or the analyzer that diagnoses the run.
-No panel computes its own, so that dashboard and notification agree.
+Results of the diagnosis (findings, lag, lost time) come from the exporter or the analyzer that diagnoses the run. No
+panel computes its own, so that dashboard and notification agree.
 """
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.models.common import BigValueTextMode
 
-from rankscope_dashboards.comparison import COMPARISON
-from rankscope_dashboards.dashboard import Dashboard, Row, label_values, other_run
-from rankscope_dashboards.panels import BAD, NORMAL, Query, bars, shares, value
-from rankscope_dashboards.phases import CAUSES, PHASE_RATIOS, PHASES, WAITS
+from rankscope_dashboards.by_rank import LAG_TIMELINE
+from rankscope_dashboards.comparison import PHASES_OF_RUNS, SETTINGS_OF_RUNS, SPEED_OF_RUNS
+from rankscope_dashboards.dashboard import Dashboard, Mark, Row, label_values, other_run
+from rankscope_dashboards.findings import findings_table, firing
+from rankscope_dashboards.links import RUN_UID
+from rankscope_dashboards.panels import Query, bars, shares, value
+from rankscope_dashboards.phases import PHASE_RATIOS, TIME_BY_PHASE, WAITS
 from rankscope_dashboards.ranks import NOW
-from rankscope_dashboards.resources import CHECKPOINTS, MEMORY, PROCESSES
-from rankscope_dashboards.selectors import LIVE_RANKS, RUN_ONLY, average, or_no_alerts, rate
-from rankscope_dashboards.state import STATE
-from rankscope_dashboards.tables import Column, table_of
-from rankscope_dashboards.throughput import GPUS, SPEED, STEPS
-from rankscope_dashboards.waiting import COLLECTIVES, LAG
-from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_dashboards.resources import HOSTS
+from rankscope_dashboards.selectors import LIVE_RANKS, NAMED_RANKS, RUN_ONLY, live
+from rankscope_dashboards.throughput import GPUS, STEP_TIMES, TILES
+from rankscope_dashboards.verdict import VERDICT
+from rankscope_dashboards.waiting import WAITING
+from rankscope_exporter.report.colors import CAUSE_COLORS, NEUTRAL, PHASE_COLORS
 
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
-LATE = f'max by (rank, cause) (rankscope_finding_ratio{{{RUN_ONLY},kind="straggler"}})'
-ROTATING = f'max by (cause) (rankscope_finding_ratio{{{RUN_ONLY},kind="rotating_straggler"}})'
-NOT_USEFUL = ',cause!~"none|unknown"'
-# One or several ranks, or a rotating straggler.
-LAGGING = f'({LATE} or on () label_replace({ROTATING}, "rank", "(rotating)", "", ""))'
-NAMED = f'label_join(label_replace({LAGGING}, "prefix", "rank", "", ""), "who", " ", "prefix", "rank", "cause")'
-WHO = f"max by (who) ({NAMED})"
-LARGEST_LAG = f"max(rankscope_rank_lag_ratio{{{RUN_ONLY}}})"
-MAKES_STEPS = f"max({rate('rankscope_rank_steps_total')}) > 0"
-NO_STRAGGLER = (
-    f'label_replace({LARGEST_LAG} < {Thresholds().loss} and on () {MAKES_STEPS}, "who", "no straggler", "", "")'
-)
-BARS = 16
-"""The most ranks in a bar chart."""
 DEVICE_STEPS = f"rate(rankscope_rank_device_steps_total{{{RUN_ONLY}}}[$__rate_interval])"
 MEASURED = f'label_replace({DEVICE_STEPS} > 0, "clock", "device", "", "")'
 NOT_MEASURED = f'label_replace({LIVE_RANKS}, "clock", "host", "", "")'
-
-
-def lost(more: str = "") -> str:
-    """Return the query of the run's GPU time by cause, as ratios; `more` are further matchers."""
-    return f"max by (cause) (rankscope_run_lost_ratio{{{RUN_ONLY}{more}}})"
-
+CLOCKS = f"group by (clock) ({MEASURED} or on (run, owner, rank) {NOT_MEASURED})"
+NO_CLOCK = 'label_replace(vector(1), "clock", "no live rank", "", "")'
+_STARTS = live(f"rankscope_rank_start_timestamp_seconds{{{RUN_ONLY}}}")
+STARTED = f"1000 * min by (run, owner) ({_STARTS})"
+"""The time of the last start, in milliseconds."""
+FIRST_START = f"min_over_time(({STARTED})[$__range:1m] @ end())"
 
 VARIABLES = (
     # Generated names end in a time or a count, so the newest run comes first.
@@ -70,64 +58,32 @@ VARIABLES = (
     ),
 )
 
+_EXIT = (
+    f"1000 * min by (run, owner, reason) (rankscope_rank_exit_timestamp_seconds{{{RUN_ONLY}}}"
+    f" * ignoring (reason) group_right () rankscope_rank_exit_info{{{RUN_ONLY}}})"
+)
+MARKS = (
+    Mark(
+        "Starts and ends",
+        f'label_replace({STARTED} == {FIRST_START}, "event", "start", "", "")'
+        f' or label_replace({STARTED} > {FIRST_START}, "event", "restart", "", "")'
+        f' or label_replace({_EXIT}, "event", "end", "", "")',
+        NEUTRAL,
+        "{{event}} {{reason}}",
+    ),
+    Mark(
+        "Checkpoints",
+        f"1000 * max by (run, owner) (rankscope_rank_checkpoint_last_timestamp_seconds{{{RUN_ONLY}}})",
+        PHASE_COLORS["checkpoint"],
+    ),
+)
+
 OVERVIEW = Row(
     "Is anything wrong? Which rank, and why?",
     (
-        STATE,
-        value(
-            "Straggler",
-            "The rank that slows down the others, with the cause and its lag as a share of the step; `(rotating)` if "
-            "ranks are late in turn. `no straggler` is shown with the largest lag. Unknown while ranks make no steps, "
-            "if there is only one rank, and until a lag has lasted.",
-            "percentunit",
-            Query(f"{WHO} or on () {NO_STRAGGLER}", "{{who}}"),
-            steps=((0, BAD),),
-            colors={"no straggler": NORMAL},
-            text=BigValueTextMode.VALUE_AND_NAME,
-            empty="unknown",
-            width=4,
-        ),
-        table_of(
-            "Alerts",
-            "Alerts that fire for this run.",
-            [Query(or_no_alerts(FIRING, LIVE_RANKS))],
-            [
-                Column("alertname", "Alert"),
-                Column("severity", "Severity"),
-                Column("rank", "Rank"),
-                Column("node", "Node"),
-                Column("gpu", "GPU"),
-                Column("cause", "Cause"),
-                Column("phase", "Phase"),
-                Column("reason", "Ended"),
-            ],
-            width=9,
-            height=5,
-            empty="no live rank of this run",
-        ),
-        value(
-            "Ranks alive",
-            "Ranks of this run whose process is alive, on all nodes.",
-            "none",
-            Query(f"sum(max by (rank) (rankscope_rank_up{{{RUN_ONLY}}}))"),
-            width=3,
-        ),
-        value(
-            "Lost time",
-            "Share of the allocated GPU time that was not spent on computing.",
-            "percentunit",
-            Query(f"sum({lost(NOT_USEFUL)})"),
-            width=3,
-        ),
-        value(
-            "Clock",
-            "The clock that the ranks' time is measured by: `device` if their GPUs are measured, because the host then "
-            "runs ahead of them; otherwise `host`. Both if ranks differ.",
-            "none",
-            Query(f"group by (clock) ({MEASURED} or on (run, owner, rank) {NOT_MEASURED})", "{{clock}}"),
-            text=BigValueTextMode.NAME,
-            width=2,
-        ),
+        VERDICT,
+        findings_table(f"rankscope_finding_info{{{RUN_ONLY}}}", firing(RUN_ONLY)),
+        *TILES,
     ),
 )
 
@@ -137,53 +93,60 @@ TIME = Row(
         shares(
             "Time by phase",
             "The ranks' time by phase, averaged over the chosen ranks: GPU time if it is measured, otherwise time of "
-            "the training threads (see `Clock` above). The phases add up to 100% while ranks are alive. Choose a rank "
+            "the training threads (see `Clock`). Blue is computing, orange is waiting for other ranks. Choose a rank "
             "above to see only its time.",
-            Query(average(PHASE_RATIOS, "phase"), "{{phase}}"),
-            colors=PHASES,
-            width=8,
+            Query(TIME_BY_PHASE, "{{phase}}"),
+            colors=PHASE_COLORS,
+            width=7,
+            points=40,
         ),
         bars(
             "Time by phase and rank",
-            "Each rank's time at the end of the time range, by the same clock. A straggler has little red, and much of "
-            f"another color. At most {BARS} ranks, those that wait least.",
-            Query(f"{PHASE_RATIOS} > 0 and on (rank) bottomk({BARS}, {WAITS})"),
+            "Each rank's time at the end of the time range, by the same clock. A straggler has little orange, and more "
+            f"of another color. At most {NAMED_RANKS} ranks, those that wait least.",
+            Query(f"{PHASE_RATIOS} > 0 and on (rank) bottomk({NAMED_RANKS}, {WAITS})"),
             bar="rank",
             part="phase",
-            colors=PHASES,
-            width=8,
+            colors=PHASE_COLORS,
+            width=7,
             empty="no live ranks",
         ),
         shares(
             "Lost time by cause",
-            "The allocated GPU time by cause; green is computing. `straggler`: waiting for a late rank. `transfer`: "
+            "The allocated GPU time by cause; blue is computing. `straggler`: waiting for a late rank. `transfer`: "
             "the wait of the rank that waits least. `stall`: all time of a run that hangs. `idle`: GPUs of ranks that "
             "have ended.",
-            Query(lost(), "{{cause}}"),
-            colors=CAUSES,
-            width=8,
+            Query(f"max by (cause) (rankscope_run_lost_ratio{{{RUN_ONLY}}})", "{{cause}}"),
+            colors=CAUSE_COLORS,
+            width=7,
+            empty="no exporter or analyzer diagnoses the run",
+        ),
+        value(
+            "Clock",
+            "The clock that the ranks' time is measured by: `device` if their GPUs are measured, because the host then "
+            "runs ahead of them; otherwise `host`. Both if ranks differ.",
+            "none",
+            Query(f"{CLOCKS} or on () {NO_CLOCK}", "{{clock}}"),
+            text=BigValueTextMode.NAME,
+            width=3,
         ),
     ),
 )
 
+LAG = Row("Which rank lags, and since when?", (LAG_TIMELINE,))
+
+COMPARISON = Row(
+    "Settings and speed (to compare, choose another run above)",
+    (SETTINGS_OF_RUNS, SPEED_OF_RUNS, STEP_TIMES, PHASES_OF_RUNS),
+    collapsed=True,
+)
+
 RUN = Dashboard(
-    uid="rankscope-run",
+    uid=RUN_UID,
     title="Run",
     description="One training run: what slows it down, which rank, and why; and a comparison with another run.",
     variables=VARIABLES,
-    rows=(
-        OVERVIEW,
-        SPEED,
-        TIME,
-        LAG,
-        NOW,
-        COMPARISON,
-        STEPS,
-        COLLECTIVES,
-        CHECKPOINTS,
-        PROCESSES,
-        GPUS,
-        MEMORY,
-    ),
+    rows=(OVERVIEW, TIME, LAG, NOW, WAITING, GPUS, HOSTS, COMPARISON),
     alerts=FIRING,
+    marks=MARKS,
 )

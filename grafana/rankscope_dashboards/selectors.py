@@ -7,7 +7,6 @@ the record of its predecessor. It also removes the labels that a scraper adds.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 HERE = 'instance="$instance"'
 GPU = "GPU {{gpu}}"
@@ -18,9 +17,11 @@ COMPARED = 'run="$compare"'
 EXPORTER = "job, instance, cluster"
 """The labels of the series of one scrape."""
 LIVE_RANKS = f"rankscope_rank_up{{{RUN_ONLY}}} == 1"
-SHOWN_RANKS = 64
-"""The most ranks in a graph, so that a run of 1,024 ranks can be drawn."""
-LARGEST = f"At most {SHOWN_RANKS} ranks, those with the largest values."
+NAMED_RANKS = 8
+"""The ranks of a graph that have a line and a name, so that a run of 1,024 ranks can be read."""
+ALL_RANKS = 64
+"""The largest run all of whose ranks are in a timeline or a table."""
+LARGEST = f"The {NAMED_RANKS} ranks with the largest values in the time range; the gray band is all others."
 
 
 def rate(metric: str, more: str = "") -> str:
@@ -38,21 +39,32 @@ def live(vector: str) -> str:
     return f"({vector} and on ({EXPORTER}, run, owner, rank) {LIVE_RANKS})"
 
 
-def largest(vector: str, select: str = "topk") -> str:
+def over_the_range(vector: str) -> str:
+    """Return the query of the mean rates, or the maxima of gauges, of `vector` in the whole time range."""
+    whole = re.sub(r"\w+\{[^}]*\}(?!\[)", r"max_over_time(\g<0>[$__range] @ end())", vector)
+    return whole.replace("[$__rate_interval]", "[$__range] @ end()")
+
+
+def largest(vector: str, select: str = "topk", count: int | str = NAMED_RANKS) -> str:
     """Return the query of `vector`, which has a series for each rank, for the ranks with the largest values.
 
-    They are those with the largest mean rate, or maximum of a gauge, in the whole time range, so that each point of a
-    graph has the same ranks. With `bottomk` to `select` them, they are those with the smallest.
+    Each point of a graph has the same ranks. With `bottomk` to `select` them, they are those with the smallest values.
     """
-    whole = re.sub(r"\w+\{[^}]*\}(?!\[)", r"max_over_time(\g<0>[$__range] @ end())", vector)
-    whole = whole.replace("[$__rate_interval]", "[$__range] @ end()")
-    return f"{vector} and on (rank) {select}({SHOWN_RANKS}, {whole})"
+    return f"{vector} and on (rank) {select}({count}, {over_the_range(vector)})"
+
+
+def others(aggregate: str, vector: str, select: str = "topk") -> str:
+    """Return the query of the ranks that `largest` leaves out, as one series: their `max`, `min` or `median`."""
+    call = {"median": "quantile(0.5, "}.get(aggregate, f"{aggregate}(")
+    return f"{call}{vector} unless on (rank) {select}({NAMED_RANKS}, {over_the_range(vector)}))"
 
 
 def average(vector: str, label: str) -> str:
-    """Return the query of `vector` by `label`, averaged over the chosen ranks that are alive."""
-    ranks = by_rank(f"rankscope_rank_up{{{RANKS}}} == 1")
-    return f"sum by ({label}) (max by (rank, {label}) ({vector})) / scalar(count({ranks}))"
+    """Return the query of `vector` by `label`, averaged over the chosen ranks that are alive.
+
+    A rank that two exporters show counts twice, and so do its seconds.
+    """
+    return f"sum by ({label}) ({vector}) / scalar(count(rankscope_rank_up{{{RANKS}}} == 1))"
 
 
 def total(vector: str) -> str:
@@ -67,18 +79,6 @@ def age(times: str) -> str:
     """
     clock = f"max by ({EXPORTER}) (rankscope_exporter_time_seconds)"
     return f"({clock} - on ({EXPORTER}) group_right () {times} or time() - {times})"
-
-
-def first_of(label: str, vectors: Mapping[str, str]) -> str:
-    """Return the query of the first of `vectors` that has data, with its name as the value of `label`."""
-    return " or on () ".join(
-        f'label_replace({vector}, "{label}", "{name}", "", "")' for name, vector in vectors.items()
-    )
-
-
-def or_no_alerts(firing: str, watched: str) -> str:
-    """Return the query of the firing alerts, or of a line `no alerts` if `watched` has data."""
-    return f'{firing} or on () label_replace(group({watched}), "alertname", "no alerts", "", "")'
 
 
 def for_both_runs(expr: str) -> str:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grafana_foundation_sdk.models import common, table
 from grafana_foundation_sdk.models import dashboard as sdk
 
-from rankscope_dashboards.panels import Names, Panel, Query, Steps, override, thresholds, value_mappings
+from rankscope_dashboards.links import Link
+from rankscope_dashboards.panels import (
+    NORMAL,
+    Names,
+    Panel,
+    Query,
+    Steps,
+    by_regexp,
+    override,
+    thresholds,
+    value_mappings,
+)
+from rankscope_exporter.report.colors import STATE_COLORS
 
-_CELLS = common.TableFieldOptions(cell_options=common.TableAutoCellOptions(), filterable=True)
+_CELLS = common.TableFieldOptions(cell_options=common.TableAutoCellOptions())
 _BACKGROUND = common.TableColoredBackgroundCellOptions(mode=common.TableCellBackgroundDisplayMode.BASIC)
-FILTERED_FROM = 100
-"""Pixels of a column whose heading has space for a filter."""
+NARROW = 100
+"""Pixels of a column below which its heading may need several lines."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +44,17 @@ class Column:
     """Draw the value, a ratio, as a bar."""
     is_link: bool = False
     """Link to the value, a URL. The exporter publishes no URL with a password or a query string."""
-    link: str = ""
-    """The URL that each cell links to."""
-    width: int = 0
-    """Pixels; 0 divides the rest of the table among such columns."""
+    texts: Mapping[str, str] | None = None
+    """Texts to show instead of values, without a color."""
+    wrap: bool = False
+    """Show a long text in several lines."""
+    link: Link | None = None
+    hidden: bool = False
+    """Only links use the column."""
+    filterable: bool = False
+    width: int | None = None
+    """In pixels; by default the columns share the width."""
     decimals: int | None = None
-    is_wrapped: bool = False
-    """Show the whole text, in several lines."""
-    is_hidden: bool = False
-    """For links of other columns only."""
 
     def field(self, queries: int) -> str:
         """Return Grafana's name of the column before it is renamed."""
@@ -49,41 +63,50 @@ class Column:
         return f"Value #{self.source}" if queries > 1 else "Value"
 
     def override(self) -> sdk.DashboardFieldConfigSourceOverrides:
-        """Return the column's unit, limits and colors as a Grafana override."""
-        # The table's own `noValue` is for a table without lines; it would also fill each empty cell.
-        properties: dict[str, object] = {"noValue": ""}
+        """Return the column's unit, limits, colors, links and width as a Grafana override."""
+        properties = self._look() | self._cell()
         if self.unit:
             properties["unit"] = self.unit
-        if self.unit == "percentunit":
-            properties["decimals"] = 0
+        decimals = 0 if self.unit == "percentunit" else self.decimals
+        if decimals is not None:
+            properties["decimals"] = decimals
+        if self.is_link:
+            # Raw, because Grafana would encode a %20 again. Grafana rejects schemes that run code.
+            properties["links"] = [{"title": "Open the page", "url": "${__value.raw:raw}", "targetBlank": True}]
+        if self.link:
+            properties["links"] = [self.link]
+        return override(self.title, **properties)
+
+    def _look(self) -> dict[str, object]:
+        properties: dict[str, object] = {}
+        if self.hidden:
+            properties |= {"custom_hidden": True, "custom_hideFrom": {"viz": True}}
+        if self.width:
+            properties["custom_width"] = self.width
+        if self.filterable:
+            properties["custom_filterable"] = True
+        if 0 < (self.width or 0) < NARROW:
+            properties["custom_wrapHeaderText"] = True
+        return properties
+
+    def _cell(self) -> dict[str, object]:
+        properties: dict[str, object] = {}
         if self.steps:
             cell = _BACKGROUND if self.is_filled else common.TableColorTextCellOptions()
             properties |= {"thresholds": thresholds(self.steps), "custom_cellOptions": cell}
         if self.names:
-            properties |= {"mappings": value_mappings(self.names), "custom_cellOptions": _BACKGROUND}
+            unnamed = thresholds(((None, NORMAL),))
+            properties |= {"mappings": value_mappings(self.names), "thresholds": unnamed}
+            properties["custom_cellOptions"] = _BACKGROUND
         if self.bar:
             gauge = common.TableBarGaugeCellOptions(mode=common.BarGaugeDisplayMode.BASIC)
-            properties |= {"min": 0, "max": 1, "custom_cellOptions": gauge}
-        if self.is_link:
-            # Raw, because Grafana would encode a %20 again. Grafana rejects schemes that run code.
-            properties["links"] = [{"title": "Open the page", "url": "${__value.raw:raw}", "targetBlank": True}]
-        return override(self.title, **properties, **self._layout())
-
-    def _layout(self) -> dict[str, object]:
-        properties: dict[str, object] = {}
-        if self.link:
-            properties["links"] = [{"title": self.title, "url": self.link}]
-        if self.decimals is not None:
-            properties["decimals"] = self.decimals
-        if self.width:
-            properties["custom_width"] = self.width
-        if 0 < self.width < FILTERED_FROM:
-            properties |= {"custom_filterable": False, "custom_wrapHeaderText": True}
-        if self.is_wrapped:
+            blue = sdk.FieldColor(mode=sdk.FieldColorModeId.FIXED, fixed_color=STATE_COLORS["working"])
+            properties |= {"min": 0, "max": 1, "color": blue, "custom_cellOptions": gauge}
+        if self.texts:
+            properties["mappings"] = value_mappings({value: (text, None) for value, text in self.texts.items()})
+        if self.wrap:
             # The first for Grafana before 12.2.
             properties |= {"custom_cellOptions": common.TableAutoCellOptions(wrap_text=True), "custom_wrapText": True}
-        if self.is_hidden:
-            properties["custom_hidden"] = True
         return properties
 
 
@@ -100,7 +123,8 @@ def table_of(
 ) -> Panel:
     """Return a table with these columns, in this order. Other labels and values are not shown.
 
-    `sort` is the source of the value by which its lines are sorted, the largest first; with a minus, the smallest.
+    `empty` is shown instead of the table if there are no rows. A cell without a value is empty. `sort` is the source of
+    the value by which its lines are sorted, the largest first; with a minus, the smallest.
     """
     return Panel(
         "table",
@@ -113,7 +137,7 @@ def table_of(
         height,
         instant=True,
         tabular=True,
-        overrides=[column.override() for column in columns],
+        overrides=[*by_regexp([override("/.*/", noValue="")]), *(column.override() for column in columns)],
         transformations=_transformations(columns, len(queries), sort),
     )
 

@@ -105,6 +105,12 @@ def test_every_configuration_file_is_below_a_mount(services: dict[str, Any]) -> 
         assert (Path(mount["source"]) / Path(inside).name).is_file()
 
 
+def test_links_in_notifications_open_the_published_ports(services: dict[str, Any]) -> None:
+    for name in ("prometheus", "alertmanager"):
+        (url,) = (flag.partition("=")[2] for flag in services[name]["command"] if "--web.external-url=" in flag)
+        assert url == f"http://localhost:{services[name]['ports'][0]['published']}"
+
+
 def test_every_data_directory_has_a_volume(services: dict[str, Any]) -> None:
     for name, flag in (("prometheus", "--storage.tsdb.path="), ("alertmanager", "--storage.path=")):
         path = next(given.removeprefix(flag) for given in services[name]["command"] if given.startswith(flag))

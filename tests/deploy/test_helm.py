@@ -308,14 +308,10 @@ def test_targets_have_the_job_a_stable_name_and_no_labels_of_the_pod_except_its_
         target(free_port, "train-2", "ml", label_rankscope="node"),
         target(free_port, "train-3", "other", **SIDECAR),
     ]
-    with running_exporter(free_port):
-        prometheus = servers.prometheus(tmp_path, yaml.safe_dump({"scrape_configs": configs(targets)}))
-        prometheus.start()
-        try:
-            assert wait_for(lambda: len(prometheus.query("up == 1")) == 3, 60)
-            found = [one["metric"] for one in prometheus.query("up")]
-        finally:
-            prometheus.stop()
+    prometheus = servers.prometheus(tmp_path, yaml.safe_dump({"scrape_configs": configs(targets)}))
+    with running_exporter(free_port), prometheus:
+        assert wait_for(lambda: len(prometheus.query("up == 1")) == 3, 60)
+        found = [one["metric"] for one in prometheus.query("up")]
     assert sorted(found, key=lambda one: one["instance"]) == [
         {"__name__": "up", "job": "rankscope", "instance": "gpu-node-1"},
         {"__name__": "up", "job": "rankscope-sidecars", "instance": "ml/train-0", "pod_namespace": "ml"},
@@ -350,9 +346,7 @@ def test_a_lying_pod_alerts_only_as_its_namespace_and_not_about_gpus(
             target(liar, "liar-1", "other", **SIDECAR),
         ]
         configuration = {"rule_files": rules, "scrape_configs": configs(targets)}
-        prometheus = servers.prometheus(tmp_path, yaml.safe_dump(configuration))
-        prometheus.start()
-        try:
+        with servers.prometheus(tmp_path, yaml.safe_dump(configuration)) as prometheus:
             assert wait_for(lambda: prometheus.query('ALERTS{alertname="RankscopeRankStuck"}'), 60)
             alerts = [one["metric"] for one in prometheus.query("ALERTS")]
             lies = [
@@ -360,8 +354,6 @@ def test_a_lying_pod_alerts_only_as_its_namespace_and_not_about_gpus(
                 for one in prometheus.query('{instance!="gpu-node-1",instance!="",__name__!~"up|scrape_.*"}')
             ]
             gpus = [one["metric"]["instance"] for one in prometheus.query('{__name__=~"rankscope_gpu.*|node_.*"}')]
-        finally:
-            prometheus.stop()
     assert {(one["alertname"], one["run"], one["owner"]) for one in alerts} == {
         ("RankscopeRankStuck", "train", "ml/1000")
     }
@@ -383,14 +375,10 @@ def test_a_scrape_of_more_than_an_exporter_can_show_fails(
     series = [f'rankscope_rank_up{{rank="{number}"}} 1' for number in range(most + 1)]
     with http_server(exposition(series[1:])) as within, http_server(exposition(series)) as above:
         targets = [target(within, "within", "ml", **SIDECAR), target(above, "above", "ml", **SIDECAR)]
-        prometheus = servers.prometheus(tmp_path, yaml.safe_dump({"scrape_configs": configs(targets)}))
-        prometheus.start()
-        try:
+        with servers.prometheus(tmp_path, yaml.safe_dump({"scrape_configs": configs(targets)})) as prometheus:
             assert wait_for(lambda: len(prometheus.query("up")) == 2, 60)
             up = {one["metric"]["instance"]: one["value"][1] for one in prometheus.query("up")}
             stored = {one["metric"]["instance"] for one in prometheus.query("count by (instance) (rankscope_rank_up)")}
-        finally:
-            prometheus.stop()
     assert up == {"ml/within": "1", "ml/above": "0"}
     assert stored == {"ml/within"}
 
@@ -432,7 +420,7 @@ def test_an_exporter_cannot_show_more_than_its_scrape_may_have() -> None:
         assert found["labelValueLengthLimit"] >= max(LABEL_LIMIT * len("\N{GRINNING FACE}".encode()), TEXT_LIMIT)
 
 
-def test_the_pages_values_for_the_operators_chart_contain_our_alertmanager_configuration(tmp_path: Path) -> None:
+def test_the_pages_values_for_the_operators_chart_have_our_alertmanager_configuration_and_texts(tmp_path: Path) -> None:
     page = (ROOT / "docs/install/kubernetes.md").read_text()
     (command,) = re.findall(r"^\{ printf .*? > monitoring\.yml$", page, re.MULTILINE | re.DOTALL)
     script = command.replace("deploy/", f"{ROOT}/deploy/")
@@ -441,6 +429,8 @@ def test_the_pages_values_for_the_operators_chart_contain_our_alertmanager_confi
     assert values["alertmanager"]["config"] == yaml.safe_load(
         (ROOT / "deploy/alertmanager/alertmanager.yml").read_text()
     )
+    templates = values["alertmanager"]["templateFiles"]
+    assert templates == {"rankscope.tmpl": (ROOT / "deploy/alertmanager/rankscope.tmpl").read_text()}
     assert values["grafana"]["sidecar"]["datasources"] == {"defaultDatasourceScrapeInterval": "15s"}
 
 

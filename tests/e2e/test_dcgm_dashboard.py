@@ -39,17 +39,8 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     directory = tmp_path_factory.mktemp("dcgm")
     with ExitStack() as started:
 
-        def start(server: Any) -> Any:
-            server.start()
-            started.callback(server.stop)
-            return server
-
         def exporter(name: str, scenario: str, *flags: str) -> servers.Server:
-            (directory / f"{name}.yml").write_text(scenario)
-            server: servers.Server = start(
-                servers.exporter(directory, f"{directory / name}.yml", directory, name, flags)
-            )
-            return server
+            return started.enter_context(servers.exporter(directory, yaml.safe_load(scenario), directory, name, flags))
 
         exporters = [
             exporter("whole", WHOLE, "--metrics.dcgm"),
@@ -58,7 +49,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         ]
         jobs = [{"job_name": e.name, "static_configs": [{"targets": [e.address]}]} for e in exporters]
         configuration = {"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}
-        prometheus = start(servers.prometheus(directory, yaml.safe_dump(configuration)))
+        prometheus = started.enter_context(servers.prometheus(directory, yaml.safe_dump(configuration)))
         # Averages need two readings, rates two scrapes.
         assert wait_for(lambda: len(prometheus.query("rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[30s]) > 0")) == 3, 60)
         assert wait_for(lambda: prometheus.query('{__name__=~"rankscope_gpu_.*", job="plain"}'), 60)

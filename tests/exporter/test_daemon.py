@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import subprocess
 import time
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import uvicorn
@@ -161,6 +164,28 @@ def test_a_lost_gpu_and_an_unloaded_driver_recover_without_a_restart(run_dir: Pa
         eventually(lambda: up(url) == [1, 1])
         assert all(later >= earlier for later, earlier in zip(busy_seconds(url), busy, strict=True))
         assert not [line for line in metrics(url) if line.endswith("NaN")]
+
+
+def test_the_page_and_the_api_have_what_alerts_about_a_gpu(run_dir: Path, free_port: int) -> None:
+    (run_dir / "scenario.yml").write_text("{gpus: 2, timeline: {1: [{at: 8, xid: 48}]}}")
+    flags = f"--run-dir={run_dir}", f"--simulate={run_dir / 'scenario.yml'}", "--node=node-a"
+    with exporter(free_port, *flags) as url:
+        assert read(f"{url}/").count("<title>No problem · node-a · Rankscope exporter</title>") == 1
+        eventually(lambda: problems(url))
+        (problem,) = problems(url)
+        assert problem["sentence"] == "XID 48 on GPU 1 of node-a: a fault of hardware or firmware"
+        assert (problem["severity"], problem["gpu"], problem["remaining_seconds"]) == ("critical", "1", 0.0)
+        assert problem["sentence"] in read(f"{url}/")
+        eventually(lambda: 'aria-label="busy 0% to 0% in the last 10 min"' in read(f"{url}/"))
+
+
+def problems(url: str) -> list[dict[str, Any]]:
+    return list(json.loads(read(f"{url}/api/v1/runs"))["gpu_problems"])
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
 
 
 def series(url: str, gpu: int) -> set[str]:

@@ -19,11 +19,10 @@ NOTIFIED_WITHIN = 5.0  # seconds; at fast speed it takes one
 
 def test_an_alert_notified_before_a_crash_is_not_notified_again(tmp_path):
     assert servers.SNAPSHOTS in COMPOSE.read_text()
-    receiver = WebhookReceiver()
-    receiver.start()
-    server = servers.alertmanager(tmp_path, fast.alertmanager_config(receiver.url))
-    try:
-        server.start()
+    with (
+        WebhookReceiver() as receiver,
+        servers.alertmanager(tmp_path, fast.alertmanager_config(receiver.url)) as server,
+    ):
         Alertmanager(server.url).fire(LAGGING)
         assert wait_for(lambda: len(receiver.notifications) == 1, NOTIFIED_WITHIN)
         time.sleep(ON_DISK_AFTER)
@@ -31,6 +30,3 @@ def test_an_alert_notified_before_a_crash_is_not_notified_again(tmp_path):
         server.start()
         Alertmanager(server.url).fire(LAGGING)  # as Prometheus does each minute
         assert not wait_for(lambda: len(receiver.notifications) > 1, NOTIFIED_WITHIN)
-    finally:
-        server.stop()
-        receiver.stop()

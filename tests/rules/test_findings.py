@@ -137,34 +137,28 @@ def test_rank_zero_has_its_own_alert_until_other_ranks_are_late_for_the_same_cau
     assert complaints == ""
 
 
-def test_labels_of_the_scraper_and_a_new_pod_do_not_change_the_alert(tmp_path: Path) -> None:
-    name, labels, own = SHOWN["straggler"]
-    old = f"_x{BEGIN} 0.3x15 stale _x{LAST}"
-    new = f"_x{BEGIN + 19} 0.3x{END - BEGIN - 19} stale _x{LAST - END}"
-    shown = [
-        *finding("straggler", old, **labels, pod="exporter-1", namespace="monitoring"),
-        *finding("straggler", new, **labels, pod="exporter-2", namespace="monitoring", instance="10.0.0.2:10417"),
-    ]
-    alert = firing("straggler", labels, own)
-    expectations = [expected(name, at, alert) for at in range(BEGIN + 1, END, 3)]
+STOPS = f"_x{BEGIN} 0.3x10 stale _x{LAST}"
+STEADY: dict[str, tuple[str, list[tuple[str, dict[str, str]]]]] = {
+    "labels of the scraper, and a new pod": (
+        "straggler",
+        [
+            (f"_x{BEGIN} 0.3x15 stale _x{LAST}", {"pod": "exporter-1", "namespace": "monitoring"}),
+            (f"_x{BEGIN + 19} 0.3x{END - BEGIN - 19} stale", {"pod": "exporter-2", "instance": "10.0.0.2:10417"}),
+        ],
+    ),
+    "two analyzers, one of which stops": ("network", [(STOPS, {"instance": "one"}), ("", {"instance": "two"})]),
+    "failed scrapes and a restart": ("data", [(f"_x{BEGIN} 0.3x10 stale _x{HELD - 3} 0.3x{END} stale", {})]),
+}
+"""By case: the kind, and the values and other labels of its series."""
+
+
+@pytest.mark.parametrize("case", STEADY)
+def test_an_alert_stays_one_and_the_same_whoever_shows_its_finding(case: str, tmp_path: Path) -> None:
+    kind, parts = STEADY[case]
+    name, labels, own = SHOWN[kind]
+    shown = [series for values, more in parts for series in finding(kind, values, **labels, **more)]
+    expectations = [expected(name, at, firing(kind, labels, own)) for at in range(BEGIN + 1, END - 3)]
     assert found(tmp_path, shown, *expectations) == ""
-
-
-def test_two_analyzers_are_one_alert_and_one_that_stops_does_not_end_it(tmp_path: Path) -> None:
-    name, labels, own = SHOWN["network"]
-    stopped = f"_x{BEGIN} 0.3x10 stale _x{LAST}"
-    shown = [*finding("network", stopped, **labels, instance="one"), *finding("network", **labels, instance="two")]
-    alert = firing("network", labels, own)
-    expectations = [expected(name, at, alert) for at in range(BEGIN + 1, END, 3)]
-    assert found(tmp_path, shown, *expectations) == ""
-
-
-def test_failed_scrapes_and_a_restart_of_the_exporter_do_not_end_an_alert(tmp_path: Path) -> None:
-    name, labels, own = SHOWN["data"]
-    values = f"_x{BEGIN} 0.3x10 stale _x{HELD - 3} 0.3x{END - BEGIN - 10 - HELD} stale _x{LAST - END}"
-    alert = firing("data", labels, own)
-    expectations = [expected(name, at, alert) for at in range(BEGIN + 1, END - 3)]
-    assert found(tmp_path, finding("data", values, **labels), *expectations) == ""
 
 
 def test_runs_of_one_name_in_two_clusters_or_of_two_owners_are_two(tmp_path: Path) -> None:

@@ -124,6 +124,28 @@ def test_it_ends_an_hour_after_the_faults_and_the_next_fault_is_notified(complai
     assert found == ""
 
 
+@pytest.mark.parametrize("end", [40, 4 * HOUR], ids=["ended", "firing"])
+def test_its_summary_counts_alerts_that_have_ended_and_those_that_began_long_ago(
+    rules: Path, tmp_path: Path, end: int
+) -> None:
+    alerts = [slow(f"run-{number}", OTHER, 20, end if number else 4 * HOUR) for number in range(9)]
+    at = HOUR - 1 if end == 40 else 3 * HOUR
+    command = f"`amtool alert query --inhibited 'owner=\"{OTHER}\"' severity=warning`"
+    description = f"Until they end and fewer begin, this is their only notification. First list them: {command}."
+    expected = {
+        "exp_labels": {"owner": OTHER, "severity": "warning"},
+        "exp_annotations": {
+            "summary": f"9 warning alerts of owner {OTHER} fire, or began within an hour",
+            "description": description,
+            "runbook_url": "https://github.com/rankscope/rankscope/blob/main/docs/runbooks/RankscopeManyAlerts.md",
+        },
+    }
+    found = {"eval_time": f"{at * INTERVAL}s", "alertname": "RankscopeManyAlerts", "exp_alerts": [expected]}
+    series = [one for alert in alerts for one in alert]
+    test = {"interval": f"{INTERVAL}s", "input_series": series, "alert_rule_test": [found]}
+    assert promtool.complaint(test, tmp_path / "test.yml", rules) == ""
+
+
 def test_many_old_alerts_do_not_count(complaint: Any) -> None:
     old = [slow(f"run-{number}", OTHER, number * HOUR // 4, 8 * HOUR) for number in range(30)]
     found = complaint(

@@ -65,13 +65,8 @@ class Operator:
 
 @pytest.fixture
 def operator(tmp_path: Path) -> Iterator[Operator]:
-    receiver = WebhookReceiver()
-    receiver.start()
-    try:
-        with running(tmp_path, receiver.url) as alertmanager:
-            yield Operator(alertmanager, receiver)
-    finally:
-        receiver.stop()
+    with WebhookReceiver() as receiver, running(tmp_path, receiver.url) as alertmanager:
+        yield Operator(alertmanager, receiver)
 
 
 def flapping(alert: Alert) -> Alert:

@@ -60,6 +60,31 @@ def test_every_alert_says_what_is_wrong_and_where_to_read_on(name: str) -> None:
     assert (RUNBOOKS / f"{name}.md").read_text().startswith(f"# {name}\n")
 
 
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_is_aggregated_to_labels_with_the_cluster(name: str) -> None:
+    assert "cluster" in kept_labels(ALERTS[name])
+
+
+def kept_labels(alert: dict[str, Any]) -> list[str]:
+    """Return the labels of the outermost aggregation, which comes first in each expression."""
+    found = re.search(r"\bby \(([^)]*)\)", alert["expr"])
+    return re.findall(r"\w+", found[1]) if found else []
+
+
+def test_an_alert_about_a_run_is_evaluated_with_the_bound_of_their_number_or_waits_for_it() -> None:
+    groups = {
+        group["name"]: {rule["alert"] for rule in group["rules"]}
+        for group in yaml.safe_load(RULES.read_text())["groups"]
+    }
+    about_runs = {name for name, alert in ALERTS.items() if "run" in kept_labels(alert)}
+    at_leisure = groups["rankscope-runs-at-leisure"]
+    assert about_runs <= groups["rankscope-runs"] | at_leisure
+    routes = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["route"]["routes"]
+    (waits,) = (route["matchers"] for route in routes if "matchers" in route and "|" in route["matchers"][0])
+    (pattern,) = re.findall(r'^alertname=~"(.*)"$', waits[0])
+    assert {name for name in ALERTS if re.fullmatch(pattern, name)} == at_leisure
+
+
 OF_FINDINGS = {alert for alert, *_ in SHOWN.values()} | {"RankscopeRankZeroLagging"}
 """test_findings.py tests them, and test_many_alerts.py RankscopeManyAlerts."""
 

@@ -1,26 +1,20 @@
-"""The commented Slack receiver of the configuration: what a real Alertmanager posts to Slack's API."""
+"""The Slack receiver: what a real Alertmanager posts to Slack's API with the shipped template."""
 
 from __future__ import annotations
 
 import json
 import re
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from deploy.prometheus import fast
-from testing import servers
 from testing.http_server import answers, http_server, sent
 from testing.waiting import eventually
-from tests.rules.alertmanager import NOWHERE
+from tests.rules.alertmanager import commented_receiver, running_with_template
 
-CONFIG = Path(__file__).resolve().parents[2] / "deploy/alertmanager/alertmanager.yml"
 NAMES = {
     "<!channel>": "&lt;!channel&gt;",
     "<!here|all> <@U1>": "&lt;!here|all&gt; &lt;@U1&gt;",
@@ -32,18 +26,12 @@ NAMES = {
     '"quoted" {{ .Labels }} \\s $1': '"quoted" {{ .Labels }} \\s $1',
     "ünï-7": "ünï-7",
 }
+LINK = re.compile(r"<(http[^<>|\s]+)\|([A-Z][a-z]+)>")
 
 
-def slack_configs() -> Any:
-    """Return the commented receivers of the shipped file."""
-    found = re.search(r"^    # slack_configs:\n(?:    #   .*\n)+", CONFIG.read_text(), re.M)
-    assert found
-    return yaml.safe_load(re.sub(r"^    # ", "", found[0], flags=re.M))["slack_configs"]
-
-
-@contextmanager
-def slack() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Serve Slack's API. Yields its URL and the messages that it receives."""
+@pytest.fixture
+def posted(tmp_path: Path) -> Iterator[Any]:
+    """Yield a function that fires or resolves an alert about each run, and returns what Slack receives."""
     messages: list[dict[str, Any]] = []
 
     def receive(request: BaseHTTPRequestHandler) -> None:
@@ -51,31 +39,16 @@ def slack() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         answers(b"ok")(request)
 
     with http_server(receive) as port:
-        yield f"http://127.0.0.1:{port}/services/x", messages
+        receiver = commented_receiver("slack_configs") | {"api_url": f"http://127.0.0.1:{port}/services/x"}
+        with running_with_template(tmp_path, slack_configs=[receiver]) as alertmanager:
 
+            def post(names: list[str], **fields: str) -> list[dict[str, Any]]:
+                before = len(messages)
+                alertmanager.post([alert(name) | fields for name in names])
+                eventually(lambda: len(messages) == before + len(names), pause=0.05)
+                return [message["attachments"][0] for message in messages[before:]]
 
-@pytest.fixture
-def posted(tmp_path: Path) -> Iterator[Any]:
-    """Yield a function that fires or resolves an alert about each run, and returns what Slack receives."""
-    with slack() as (url, messages):
-        config = yaml.safe_load(fast.alertmanager_config(NOWHERE))
-        config["receivers"] = [{"name": "operators", "slack_configs": slack_configs()}]
-        config["receivers"][0]["slack_configs"][0]["api_url"] = url
-        server = servers.alertmanager(tmp_path, yaml.safe_dump(config))
-        server.start()
-
-        def post(names: list[str], **fields: str) -> list[dict[str, Any]]:
-            before = len(messages)
-            body = json.dumps([alert(name) | fields for name in names]).encode()
-            headers = {"Content-Type": "application/json"}
-            urllib.request.urlopen(urllib.request.Request(f"{server.url}/api/v2/alerts", body, headers)).close()
-            eventually(lambda: len(messages) == before + len(names), pause=0.05)
-            return [message["attachments"][0] for message in messages[before:]]
-
-        try:
             yield post
-        finally:
-            server.stop()
 
 
 def alert(run: str) -> dict[str, Any]:
@@ -85,27 +58,40 @@ def alert(run: str) -> dict[str, Any]:
             "summary": f"Run {run} hangs",
             "description": f"Rank 0 of {run} is stuck.",
             "runbook_url": "https://example.invalid/runbooks/RankscopeRankStuck.md",
+            "dashboard_url": "https://example.invalid/d/run?a=1&b=<x|y>",
         },
+        "generatorURL": "http://example.invalid/graph?g0.expr=a%3Eb&g0.tab=1",
     }
 
 
 def test_markup_in_a_runs_name_is_plain_text_in_slack(posted: Any) -> None:
     attachments = posted(list(NAMES))
-    titles = {f"Run {text} hangs" for text in NAMES.values()}
+    titles = {f"[CRITICAL] Run {text} hangs" for text in NAMES.values()}
     assert {one["title"] for one in attachments} == {one["fallback"] for one in attachments} == titles
-    texts = [re.fullmatch(r"Since [-0-9]+ [0-9:]+ \w+\. (.*) https:.*\n?", one["text"]) for one in attachments]
+    texts = [re.match(r"Since [-0-9]+ [0-9:]+ \w+\. (.*)\n", one["text"]) for one in attachments]
     assert {text and text[1] for text in texts} == {f"Rank 0 of {name} is stuck." for name in NAMES.values()}
 
 
-def test_only_the_runbook_is_a_link_and_nothing_of_the_text_is_formatted(posted: Any) -> None:
+def test_only_our_links_are_links_and_nothing_of_the_text_is_formatted(posted: Any) -> None:
     (attachment,) = posted(["<!channel> *x*"])
+    links = {name: url for url, name in LINK.findall(attachment["text"])}
+    assert links.pop("Silence").endswith("run%3D~%22..channel...x.%22%7D")
+    assert links == {
+        "Runbook": "https://example.invalid/runbooks/RankscopeRankStuck.md",
+        "Dashboard": "https://example.invalid/d/run?a=1&amp;b=%3Cx%7Cy%3E",
+        "Prometheus": "http://example.invalid/graph?g0.expr=a%3Eb&amp;g0.tab=1",
+    }
+    attachment["text"] = LINK.sub("", attachment["text"])
     assert "<" not in json.dumps(attachment)
-    assert attachment["text"].strip().endswith("RankscopeRankStuck.md")
     assert "text" not in attachment["mrkdwn_in"]
     assert "fields" not in attachment
 
 
-def test_the_title_of_a_resolved_fault_says_so(posted: Any) -> None:
-    posted(["llm"])
+def test_a_resolved_fault_is_named_and_its_text_is_quoted(posted: Any) -> None:
+    assert posted(["llm"])[0]["color"] == "danger"
     (attachment,) = posted(["llm"], endsAt=datetime.now(UTC).isoformat())
-    assert attachment["title"] == "Resolved: Run llm hangs"
+    assert attachment["title"] == "[RESOLVED] RankscopeRankStuck, run llm"
+    assert attachment["color"] == "good"
+    line, links = attachment["text"].split("\n", 1)
+    assert re.fullmatch(r"Fired .* to .* \(\d+ s\)\. It was reported as: Run llm hangs", line)
+    assert "Silence" not in links

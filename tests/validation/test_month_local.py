@@ -183,6 +183,16 @@ def test_a_fault_is_found_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [is_right(line, one) for one in line["found"]] == [True]
 
 
+@pytest.mark.parametrize(
+    "task",
+    [Task(46), Task(155), Task(163), Task(0, "slow, and another rank restarts", 2.0)],
+    ids=["uneven optimizer steps", "uneven forward passes", "a compilation", "restarts"],
+)
+def test_runs_that_had_a_false_alarm_have_none(task: Task) -> None:
+    line = judge(task)
+    assert not [found for found in line["found"] if is_false(line, found)]
+
+
 def test_a_slowdown_that_throttling_explained_is_no_finding_after_both_are_over() -> None:
     line = judge(Task(0, "throttled GPUs", 2.0))
     assert [one[0] for one in line["found"]] == ["throttling"]

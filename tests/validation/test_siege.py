@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 import bcrypt
 import pytest
 from tests.attacks.http.clients import server
+from tests.attacks.ranks.ranks_support import living
+from tests.attacks.users import needs_root
 from tests.exporter.web.conftest import web_config
 from validation.siege import attack, clients, records
 from validation.siege.figures import Phase, blocks, difference
@@ -25,6 +27,7 @@ from validation.siege.target import INSIDER, RUN, VICTIM, Seen, Target
 
 from rankscope.record.group_name import members
 from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ledger.owner_files import DIRECTORY_LIMIT
 from rankscope_exporter.ranks.checks import check_info
 from rankscope_exporter.ranks.parallelism import coordinates
@@ -40,11 +43,17 @@ def target(run_dir: Path, tmp_path: Path) -> Target:
 
 def seen_of(act: Callable[[Target, Seen], Generator[None]], target: Target, acts: int = 1, rest: float = 0.0) -> Seen:
     seen = Seen()
-    attacking = act(target, seen)
-    for _ in islice(attacking, acts):
-        time.sleep(rest)  # gives the server a moment
-    attacking.close()
+    with closing(act(target, seen)) as attacking:
+        for _ in islice(attacking, acts):
+            time.sleep(rest)  # gives the server a moment
     return seen
+
+
+def written_by(act: Callable[[Target, Seen], Generator[None]], target: Target) -> list[RankSnapshot]:
+    """Return the records after the first act."""
+    with closing(act(target, Seen())) as attacking:
+        next(attacking)
+        return [read_rank(path) for path in Path(target.run_dir).iterdir()]
 
 
 class TestOnTheDirectory:
@@ -71,19 +80,13 @@ class TestOnTheDirectory:
         assert not list(Path(target.run_dir).iterdir())
 
     def test_the_forged_ranks_claim_to_be_the_victims(self, target: Target) -> None:
-        attacking = records.forged_living(target, Seen())
-        next(attacking)
-        found = {read_rank(path).info["rank"]: read_rank(path) for path in Path(target.run_dir).iterdir()}
-        attacking.close()
+        found = {rank.info["rank"]: rank for rank in written_by(records.forged_living, target)}
         assert {"0", "1", "999"} <= set(found)
         assert {rank.info["run"] for rank in found.values()} == {RUN}
         assert found["2"]["started_unix"] > time.time() + 3600
 
     def test_the_exporter_accepts_the_large_groups(self, target: Target) -> None:
-        attacking = records.large_groups(target, Seen())
-        next(attacking)
-        found = [read_rank(path) for path in Path(target.run_dir).iterdir()]
-        attacking.close()
+        found = written_by(records.large_groups, target)
         for snapshot in found:
             check_info(snapshot)
             assert "pp" in coordinates(snapshot)
@@ -91,23 +94,10 @@ class TestOnTheDirectory:
         assert len(sizes) == 64 * 16
         assert min(sizes) > 40_000
 
+    @needs_root
     def test_a_record_of_a_live_rank_cannot_be_locked(self, target: Target) -> None:
-        if os.geteuid() != 0:
-            pytest.skip("did not run: only root can make a second user")
-        code = (
-            "import sys, json; from pathlib import Path; from rankscope.record.writer import RankWriter\n"
-            "writer = RankWriter(); writer.publish(Path(sys.argv[1]), sys.argv[2], {})\n"
-            "print('published', flush=True); sys.stdin.read()"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", code, target.run_dir, RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as living:
-            assert living.stdout is not None
-            living.stdout.readline()
-            os.chown(Path(target.run_dir, f"{RUN}.rank"), VICTIM, VICTIM)
-            seen = seen_of(records.read_locks, target)
-            living.communicate()
-        assert seen == {"refused: EAGAIN": 2}
+        with living(Path(target.run_dir), VICTIM, RUN):
+            assert seen_of(records.read_locks, target) == {"refused: EAGAIN": 2}
 
     def test_the_closed_directory_can_be_listed_but_not_entered(self, target: Target) -> None:
         assert seen_of(records.closed_directory, target) == {"mode 744": 1}

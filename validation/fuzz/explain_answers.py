@@ -15,8 +15,8 @@ RANKS: list[Series] = [
     ({"run": "train", "rank": str(rank), "node": "vm", "uuid": f"GPU-{rank}", "instance": "vm:10417"}, 1.0)
     for rank in range(4)
 ]
-LAGGING = {"kind": "straggler", "cause": "other", "severity": "warning", "rank": "0", "group": "0-3", "node": "vm"}
-DATA = {"kind": "data", "cause": "io", "severity": "critical"}
+LAGGING = {"run": "train", "kind": "straggler", "cause": "other", "severity": "warning", "rank": "0", "node": "vm"}
+DATA = {"run": "train", "kind": "data", "cause": "io", "severity": "critical"}
 TEXTS = {
     "summary": "Rank 0 (vm, GPU 0) slows down run train by 26%: extra work outside the model",
     "evidence": "It waits 6% of the time in collectives.",

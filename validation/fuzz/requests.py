@@ -51,70 +51,41 @@ OPENMETRICS = b"application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;
 METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"CONNECT", b"TRACE", b"PRI", b"get", b"", b"G\0T")
 PATHS = (
     *(b"/metrics", b"/", b"/-/healthy", b"/-/ready", b"/-/release?seconds=60", b"/-/resume", b"/nothing"),
-    *(
-        b"*",
-        b"",
-        b"//",
-        b"/%",
-        b"/%00",
-        b"/%ff%fe",
-        b"/metrics%2f..",
-        b"/../../etc/passwd",
-        b"/\xff\xfe",
-        b"/a?%zz=&;#",
-    ),
+    *(b"*", b"", b"//", b"/%", b"/%00", b"/%ff%fe", b"/metrics%2f..", b"/../../etc/passwd"),
+    *(b"/\xff\xfe", b"/a?%zz=&;#"),
     *(b"http://other/metrics", b"http://[::1", b"other:443", b"/-/release?seconds=1e999", b"/" + b"a" * 5000),
 )
 VERSIONS = (b"HTTP/1.1", b"HTTP/1.0", b"HTTP/0.9", b"HTTP/2.0", b"HTTP/9.9", b"http/1.1", b"HTTP/1.", b"", b"ICY")
+ODD_VALUES = {
+    b"Transfer-Encoding": (b"chunked", b"gzip, chunked", b"chunked, chunked", b"x", b"\x0bchunked"),
+    b"Content-Length": (b"0", b"5", b"-1", b"+5", b"5, 5", b"99999999999999999999", b"0x5", b""),
+    b"Connection": (b"close", b"keep-alive", b"upgrade", b"close, upgrade", b",,,", b"\xff"),
+    b"Upgrade": (b"websocket", b"h2c", b""),
+    b"Expect": (b"100-continue", b"200-ok"),
+    b"Accept": (
+        *(OPENMETRICS, b"text/plain;version=" + b"9" * 5000, b"text/plain;version=0.0.4;q=-1,*/*;q=1e999"),
+        *(b"application/openmetrics-text;version=1.0.0;escaping=values;q=nan", b"," * 5000, b";;=;q=x", b"\xe9"),
+        *(
+            b"application/openmetrics-text;version=" + one
+            for one in (b"1.0.0a\xb2", b"99", b"-1", b"1..0", b"9" * 5000)
+        ),
+    ),
+    b"Accept-Encoding": (
+        *(b"gzip", b"gzip;q=0", b"gzip;q=0,identity;q=0", b"gzip;q=-1,br", b"gzip;q=x, br, \xff", b"\xff"),
+        *(b"," * 5000, b"gzip," * 1000),
+    ),
+    b"Authorization": (b"", b"Basic", b"Basic !!!", b"Basic Og==", b"Bearer x", b"Basic " + b"QQ" * 9),
+    b"Host": (b"", b"a b", b"[::1", b"\xff", b"a" * 5000),
+}
 ODD_HEADERS = (
-    *(
-        (b"Transfer-Encoding", value)
-        for value in (b"chunked", b"gzip, chunked", b"chunked, chunked", b"x", b"\x0bchunked")
-    ),
-    *(
-        (b"Content-Length", value)
-        for value in (b"0", b"5", b"-1", b"+5", b"5, 5", b"99999999999999999999", b"0x5", b"")
-    ),
-    *((b"Connection", value) for value in (b"close", b"keep-alive", b"upgrade", b"close, upgrade", b",,,", b"\xff")),
-    *((b"Upgrade", value) for value in (b"websocket", b"h2c", b"")),
-    *((b"Expect", value) for value in (b"100-continue", b"200-ok")),
-    *(
-        (b"Accept", value)
-        for value in (OPENMETRICS, b"text/plain;version=" + b"9" * 5000, b"," * 5000, b";;=;q=x", b"\xe9")
-    ),
-    *(
-        (b"Accept", b"application/openmetrics-text;version=" + value)
-        for value in (b"1.0.0a\xb2", b"99", b"-1", b"1..0")
-    ),
-    *((b"Accept-Encoding", value) for value in (b"gzip", b"gzip;q=0", b"gzip;q=-1,br", b"\xff", b"," * 5000)),
-    *(
-        (b"Authorization", value)
-        for value in (b"", b"Basic", b"Basic !!!", b"Basic Og==", b"Bearer x", b"Basic " + b"QQ" * 9)
-    ),
-    *((b"Host", value) for value in (b"", b"a b", b"[::1", b"\xff", b"a" * 5000)),
-    *(
-        (b"X-Forwarded-For", b"127.0.0.1"),
-        (b"X-Forwarded-Proto", b"ftp"),
-        (b"Origin", b"null"),
-        (b"", b"x"),
-        (b"a b", b"x"),
-    ),
-    *(
-        (b"X" * 5000, b"x"),
-        (b"X", b"x" * 30_000),
-        (b"X", b"a\r\n folded"),
-        (b"X", b"\0"),
-        (b"HTTP2-Settings", b"AAMAAABk"),
-    ),
+    *((name, value) for name, values in ODD_VALUES.items() for value in values),
+    *((b"X-Forwarded-For", b"127.0.0.1"), (b"X-Forwarded-Proto", b"ftp"), (b"Origin", b"null"), (b"", b"x")),
+    *((b"a b", b"x"), (b"X" * 5000, b"x"), (b"X", b"x" * 30_000), (b"X", b"a\r\n folded"), (b"X", b"\0")),
+    (b"HTTP2-Settings", b"AAMAAABk"),
 )
 BODIES = (
-    b"",
-    b"hello",
-    b"5\r\nhello\r\n0\r\n\r\n",
-    b"5;a=b\r\nhello\r\n0\r\nA: b\r\n\r\n",
-    b"fffffffffffffffff\r\n",
-    b"-1\r\n",
-    b"a" * 5000,
+    *(b"", b"hello", b"5\r\nhello\r\n0\r\n\r\n", b"5;a=b\r\nhello\r\n0\r\nA: b\r\n\r\n"),
+    *(b"fffffffffffffffff\r\n", b"-1\r\n", b"a" * 5000),
 )
 
 

@@ -18,17 +18,15 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from testing import report
 from testing.job.device import ASYNCHRONOUS, DEVICES, GLOO
 from testing.job.launch import RANKS, JobError
 from testing.report import Ledger
+from testing.servers import directories
 from validation.gauntlet.arena import LoneArena
 from validation.gauntlet.case import LOUD
 from validation.gauntlet.report import ABOUT, body
@@ -78,18 +76,8 @@ def _name(options: argparse.Namespace) -> str:
     return NAMES[options.device] + (f"_{options.nodes}_nodes" if options.nodes > 1 else "")
 
 
-@contextmanager
-def _arena(device: str, nodes: int = 1) -> Iterator[LoneArena]:
-    with (
-        tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-") as directory,
-        tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
-        LoneArena(Path(directory), Path(memory), device, nodes) as arena,
-    ):
-        yield arena
-
-
 def _run_all(runs: Sequence[Run], ledger: Ledger, options: argparse.Namespace) -> None:
-    with _arena(options.device, options.nodes) as arena:
+    with directories("gauntlet") as places, LoneArena(*places, options.device, options.nodes) as arena:
         runner = Runner(arena)
         for number, run in enumerate(runs, start=1):
             line = runner.run(run)

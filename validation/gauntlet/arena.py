@@ -206,11 +206,10 @@ class Arena:
         directory, run_dir, claims, changes, holders = (self._part(place, index) for place in places)
         control = {"processes_dir": str(holders), "changes_dir": str(changes)}
         gpus = {"gpus": self._ranks_per_node + GPUS - RANKS, "machine": self._machine + index, "follow_ranks": True}
-        scenario = directory / "scenario.yml"
-        scenario.write_text(yaml.safe_dump({**gpus, "model": {"nvlinks": 18}, **control}))
+        scenario = {**gpus, "model": {"nvlinks": 18}, **control}
         flags = [f"--collector.allocation.slurm-dir={claims}", *flags]
         flags += [f"--node={node(index)}"] if self.nodes > 1 else []
-        return servers.exporter(directory, str(scenario), run_dir, flags=flags, module=module)
+        return servers.exporter(directory, scenario, run_dir, flags=flags, module=module)
 
     def _part(self, directory: Path, index: int) -> Path:
         """Return a node's part of a directory: all of it if there is one node."""

@@ -13,11 +13,9 @@ from __future__ import annotations
 import json
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from testing import report, servers
@@ -63,11 +61,8 @@ class EightNodesJob(NodesJob):
 @contextmanager
 def arena(device: str) -> Iterator[tuple[Stack, EightNodesJob]]:
     """Yield the stack and the job, once all ranks train."""
-    with (
-        tempfile.TemporaryDirectory(prefix="rankscope-nodes-") as name,
-        tempfile.TemporaryDirectory(prefix="rankscope-nodes-", dir="/dev/shm") as memory,
-    ):
-        directory, run_dir = Path(name), Path(memory, "run")
+    with servers.directories("nodes") as (directory, memory):
+        run_dir = memory / "run"
         exporters = []
         for rank in range(NODES):
             (run_dir / node(rank)).mkdir(parents=True)
@@ -75,7 +70,7 @@ def arena(device: str) -> Iterator[tuple[Stack, EightNodesJob]]:
                 servers.exporter(directory, "1", run_dir / node(rank), node(rank), [f"--node={node(rank)}"])
             )
         exporters.append(servers.analyzer(directory, [exporter.address for exporter in exporters]))
-        job = EightNodesJob(Path(memory, "job"), RUN, run_dir, device)
+        job = EightNodesJob(memory / "job", RUN, run_dir, device)
         with Stack(directory, exporters) as stack:
             job.start(**STEP)
             try:

@@ -19,6 +19,7 @@ from validation.gauntlet.score import Verdict, false_alarms, judge
 
 from rankscope.cli.explaining.explanation import explain
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
+from rankscope.cli.explaining.runs import find_runs
 
 LISTEN_ON = 5.0  # seconds after the last expected notification, for false alarms
 DECOY_FOR = 25.0  # seconds: more than twice the time of the slowest rule
@@ -81,8 +82,9 @@ class Runner:
 
     def _explained(self) -> dict[str, Any]:
         """Return the worst finding that `rankscope explain` shows now. It should match the notification."""
+        prometheus = Prometheus(self._arena.stack.prometheus.url)
         try:
-            found = explain(Prometheus(self._arena.stack.prometheus.url), RUN, is_now=True)
+            found = explain(prometheus, find_runs(prometheus, (RUN, None, None), is_now=True)[0])
         except PrometheusError as error:
             return {"error": str(error)}
         return next(({**one.labels, "ratio": one.ratio} for one in found.findings), {})

@@ -65,12 +65,8 @@ def running(flags: Sequence[str] = EVERYTHING) -> Iterator[tuple[Server, Path]]:
         run_dir.mkdir()
         command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address={address}"]
         arguments = [*command, f"--run-dir={run_dir}", *flags]
-        exporter = Server("exporter", arguments, f"http://{address}", Path(name, "log"))
-        exporter.start()
-        try:
+        with Server("exporter", arguments, f"http://{address}", Path(name, "log")) as exporter:
             yield exporter, run_dir
-        finally:
-            exporter.stop()
 
 
 @contextmanager

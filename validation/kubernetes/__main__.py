@@ -160,9 +160,7 @@ def start_monitoring(
     cluster: Cluster, directory: Path, started: ExitStack
 ) -> tuple[servers.Prometheus, servers.Prometheus, WebhookReceiver]:
     """Start the monitoring on the host, configured with the chart's objects from the API server."""
-    webhook = WebhookReceiver()
-    webhook.start()
-    started.callback(webhook.stop)
+    webhook = started.enter_context(WebhookReceiver())
     alertmanager = servers.alertmanager(directory, alertmanager_config(webhook.url))
     (rule,) = cluster.items("prometheusrule", "-n", CHART_NAMESPACE)
     (directory / "rules.yml").write_text(yaml.safe_dump(rule["spec"], sort_keys=False))
@@ -177,8 +175,7 @@ def start_monitoring(
     discovering = [scrape_config(monitor, cluster.discovery()) for monitor in monitors]
     victoria = victoria_metrics(cluster, directory, {"scrape_configs": discovering})
     for server in (alertmanager, prometheus, victoria):
-        server.start()
-        started.callback(server.stop)
+        started.enter_context(server)
     return prometheus, victoria, webhook
 
 

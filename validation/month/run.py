@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil, inf, lcm, log2
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ NEAR, BEGUN = 4.0, 8.0
 """Seconds around the start and the end of a pause of at least so many, and after its start, when it is a standstill."""
 CHILDREN, MICRO_BATCHES = 4, 8
 """Loader workers of a rank, and micro-batches of a pipeline's step."""
-RATES, OF_GPU = 6, slice(4, 6)
+RATES, OF_GPU = 7, slice(4, 6)
 """The number of columns of `rates`, and those of the GPU."""
 
 
@@ -54,7 +55,8 @@ class Totals(NamedTuple):
     by_rank: Array
     common: Array
     rates: Array
-    """Bytes, exchanged bytes, backward passes; seconds of a busy loader, of a reduced clock, of the clock's ratio."""
+    """Bytes, exchanged bytes, backward passes; seconds of a busy loader, of a reduced clock, of the clock's ratio, and
+    in which only the host works, as in a compilation."""
 
 
 class Stretch(NamedTuple):
@@ -154,7 +156,7 @@ class SimulatedRun:
         durations[P[name], slice(None) if event.rank is None else event.rank] += event.seconds
         is_measured = np.diff(series.common[place : place + 2, columns.MEASURED_STEPS]) > 0
         one = self._finished(durations[None], collected[None], np.array([transfer]), is_measured)
-        self._add_steps(mode, one, now, first=0)
+        self._add_steps(replace(mode, compiles=True) if event.kind == "compilation" else mode, one, now, first=0)
         ends = self._stretches[-1].ends * NANO
         if event.kind == "checkpoint":
             self._stretches[-1] = self._stretches[-1]._replace(checkpoints=(*last.checkpoints, ends))
@@ -246,7 +248,7 @@ class SimulatedRun:
     def _totals(self, stretch: Stretch, steps: int, now: int) -> Totals:
         """Return the sums of the job after so many steps of a stretch."""
         before, passed = stretch.totals, (now - stretch.begins) * NANO
-        rates = before.rates + self._rates(stretch.mode) * [steps, steps, steps, passed, passed, passed]
+        rates = before.rates + self._rates(stretch.mode) * [steps, steps, steps, passed, passed, passed, passed]
         if (series := stretch.series) is None:
             by_rank = before.by_rank.copy()
             by_rank[:, P["startup"]] = now - stretch.begins
@@ -265,7 +267,7 @@ class SimulatedRun:
         exchanged = np.where(has_more, 1.5e7, 1e7) if self.scene.experts else 0.0
         found = self._known_rates[id(mode)] = np.empty((len(ranks), RATES))
         micro_steps = mode.micro_steps * (MICRO_BATCHES if self.scene.stages > 1 else 1)
-        found[:] = 1e8 * mode.bytes, 0.0, micro_steps, 1.0 if is_late else self.plan.loader, 0.0, 1.0
+        found[:] = 1e8 * mode.bytes, 0.0, micro_steps, 1.0 if is_late else self.plan.loader, 0.0, 1.0, mode.compiles
         found[:, 1], found[:, 4], found[:, 5] = exchanged, is_throttled, np.where(is_throttled, mode.clock, 1.0)
         return found
 
@@ -346,7 +348,7 @@ class SimulatedRun:
         phases, steps = _by_name(PHASES, spent[SECONDS]), float(sum(common[columns.BUCKETS]))
         if self._is_device:  # the host runs ahead, and waits for the device
             phases["device_wait"] = phases.pop("collective_wait", 0.0)
-        size, exchanged, micro_steps, working, throttled, clock = rates
+        size, exchanged, micro_steps, working, throttled, clock, compiling = rates
         working = min(working, passed)
         return Counters(
             steps=steps,
@@ -368,7 +370,7 @@ class SimulatedRun:
             loader_working=working,
             loader_idle=passed - working,
             process=ProcessCounters(passed, 0.01 * passed, CHILDREN * self.plan.computing * working, 0.0, 0.0),
-            gpu=GpuCounters(0.95 * passed, {"power": throttled}, clock),
+            gpu=GpuCounters(0.95 * (passed - compiling), {"power": throttled}, clock),
         )  # fmt: skip
 
     def _of_evaluation(self, rank: int, at: float) -> RankReading:

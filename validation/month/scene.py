@@ -58,6 +58,7 @@ class Mode:
     throttled: tuple[int, ...] = ()
     clock: float = 1.0
     """The clock of the throttled ranks' GPUs as a ratio of the highest."""
+    compiles: bool = False
 
 
 USUAL = Mode()
@@ -79,7 +80,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Scene:
-    """A simulated run. Its plan has what the runs of the rules' month have as well."""
+    """A simulated run."""
 
     plan: Plan
     truth: Truth = Truth()

@@ -7,21 +7,20 @@ import select
 import socket
 import ssl
 import struct
-from collections import deque
 from collections.abc import Generator
 from contextlib import suppress
 from itertools import count, cycle
 from types import TracebackType
 
-from validation.fuzz.requests import OPENMETRICS, STATUS, damaged
-from validation.siege.target import INSIDER, Seen, Target, any_server
+from validation.fuzz.requests import ODD_VALUES, STATUS, damaged
+from validation.siege.target import INSIDER, Held, Seen, Target, any_server
 
 from rankscope_exporter.node_facts.wire import ANALYZER
 
 TIMEOUT = 5.0  # seconds for one call
 MANY = 400  # connections of one attacker: three times the exporter's limit
 NEW = 40  # most connections an act
-ENDLESS = 24 * 1024 * 1024  # bytes after which one is abandoned: the kernel buffers some 6 MiB a connection
+ENDLESS_BYTES = 24 * 1024 * 1024  # after which one is abandoned: the kernel buffers some 6 MiB a connection
 GUESSES = 40  # at once: more than the limit for one address
 START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /-/release HTTP/1.1\r\nHost: x\r\n"
@@ -30,28 +29,20 @@ FACTS = tuple(b"/api/v1/facts" + cursor for cursor in (b"", b"?after=0", b"?afte
 CHURN = 300  # connections an act, and held: more than the kernel's queue
 LARGE = START + b"X-Long: " + b"a" * 30_000  # a request of 30 kB without its end
 CHURNED = (LARGE + b"\r\n\r\n", LARGE, (START + b"\r\n") * 8, b"")
-ENDLESS_REQUESTS = (
-    (b"GET /", b"a" * 65536),
-    (START + b"X-Long: ", b"a" * 65536),
-    (START, b"a: b\r\n" * 10000),
-    (b"", b"\r\n" * 32768),
-    (POST + b"Content-Length: 999999999999\r\n\r\n", b"a" * 65536),
-    (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10000),
-    (b"", b"GET /-/healthy HTTP/1.1\r\n\r\n" * 2500),
-)
-ODD_ACCEPTS = (
-    b"Accept: " + OPENMETRICS,
-    b"Accept: application/openmetrics-text;version=1.0.0a\xb2",
-    b"Accept: application/openmetrics-text;version=" + b"9" * 5000,
-    b"Accept: application/openmetrics-text;version=1.0.0;escaping=values;q=nan",
-    b"Accept: text/plain;version=0.0.4;q=-1,*/*;q=1e999",
-    b"Accept: ;;=;q=x",
-    b"Accept: " + b"," * 5000,
-    b"Accept: \xe9",
-    b"Accept-Encoding: gzip;q=0,identity;q=0",
-    b"Accept-Encoding: gzip;q=x, br, \xff",
-    b"Accept-Encoding: " + b"gzip," * 1000,
-)
+ENDLESS = {
+    "line": (b"GET /", b"a" * 65536),
+    "header": (START + b"X-Long: ", b"a" * 65536),
+    "name": (START, b"a" * 65536),
+    "headers": (START, b"a: b\r\n" * 10000),
+    "empty lines": (b"", b"\r\n" * 32768),
+    "body": (POST + b"Content-Length: 999999999999\r\n\r\n", b"a" * 65536),
+    "chunks": (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10000),
+    "chunk extension": (POST + b"Transfer-Encoding: chunked\r\n\r\n1;", b"a" * 65536),
+    "trailers": (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n" * 10000),
+    "pipelined requests": (b"", b"GET /-/healthy HTTP/1.1\r\n\r\n" * 2500),
+}
+"""Requests without an end: how each begins, and the part that follows again and again."""
+ODD_ACCEPTS = tuple(b"%s: %s" % (name, value) for name in (b"Accept", b"Accept-Encoding") for value in ODD_VALUES[name])
 
 
 def basic(user: str, password: str) -> bytes:
@@ -158,12 +149,12 @@ def unread(target: Target, seen: Seen) -> Generator[None]:
 
 def endless(target: Target, seen: Seen) -> Generator[None]:
     """Send requests without an end, as fast as they are read."""
-    for start, part in cycle(ENDLESS_REQUESTS):
+    for start, part in cycle(ENDLESS.values()):
         sent = 0
         try:
             with connect(target) as connection:
                 connection.sendall(start)
-                while sent < ENDLESS:
+                while sent < ENDLESS_BYTES:
                     sent += connection.send(part)
             seen["read to the end"] += 1
         except OSError:
@@ -173,19 +164,13 @@ def endless(target: Target, seen: Seen) -> Generator[None]:
 
 def churn(target: Target, seen: Seen) -> Generator[None]:
     """Open connections as fast as possible, with large, half, several or no requests, and close them after a while."""
-    held: deque[socket.socket] = deque()
-    try:
+    with Held[socket.socket](socket.socket.close, CHURN) as held:
         for number in count():
             if connection := _open_connection(target, CHURNED[number % len(CHURNED)]):
-                held.append(connection)
+                held.hold(connection)
                 seen["opened"] += 1
-            while len(held) > CHURN:
-                held.popleft().close()
             if number % CHURN == CHURN - 1:
                 yield
-    finally:
-        for connection in held:
-            connection.close()
 
 
 def dropped(target: Target, seen: Seen) -> Generator[None]:
@@ -202,12 +187,11 @@ def dropped(target: Target, seen: Seen) -> Generator[None]:
 def handshakes(target: Target, seen: Seen) -> Generator[None]:
     """Start TLS handshakes, in one piece and in two, and never finish them; finish some without a request."""
     hello = client_hello()
-    held: deque[socket.socket] = deque()
-    try:
+    with Held[socket.socket](socket.socket.close, MANY // 4) as held:
         while True:
             for number in range(NEW):
                 if connection := _open_connection(target, hello[: None if number % 2 else 9]):
-                    held.append(connection)
+                    held.hold(connection)
                     seen["begun"] += 1
             for connection in [*held][-NEW::2]:
                 with suppress(OSError):
@@ -216,12 +200,7 @@ def handshakes(target: Target, seen: Seen) -> Generator[None]:
                 with suppress(OSError):
                     connect(target).close()
                     seen["ended"] += 1
-            while len(held) > MANY // 4:
-                held.popleft().close()
             yield
-    finally:
-        for connection in held:
-            connection.close()
 
 
 def client_hello() -> bytes:

@@ -82,14 +82,10 @@ class Node:
         with ExitStack() as started:
             self._make_directories()
             self.job = started.enter_context(self._training())
-            exporter = self._exporter()
-            exporter.start()
-            started.callback(exporter.stop)
+            exporter = started.enter_context(self._exporter())
             assert exporter.pid
             self.exporter_pid = exporter.pid
-            self.prometheus = self._prometheus()
-            self.prometheus.start()
-            started.callback(self.prometheus.stop)
+            self.prometheus = started.enter_context(self._prometheus())
             started.enter_context(self._scraper())
             self._started = started.pop_all()
         return self

@@ -9,16 +9,16 @@ import random
 import struct
 import subprocess
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from testing import crowd
+from testing.records import publish
 from validation.fuzz.rank_files import damaged
-from validation.siege.target import GPUS, RUN, VICTIM, Seen, Target
+from validation.siege.target import GPUS, RUN, VICTIM, Held, Seen, Target
 
 from rankscope.record import layout
 from rankscope.record.group_name import LARGEST
@@ -36,66 +36,44 @@ CHILDREN, CHILDREN_AN_ACT = 1500, 100
 DEAD = 60
 RANKS_WITH_LARGE_GROUPS = 64
 DAMAGED = 100
-HELD = 100  # descriptors
+DESCRIPTORS = 100
 MANY_UIDS, USERS_AT_ONCE = 200_000, 48
 COSTLY_UIDS = 300_000
 COSTLY = (4, 15, 4)
 """Owners, runs of each and ranks of each run."""
-RUNS_WITH_LONG_NAMES, LONG = 128, "\N{GRINNING FACE}" * 65
+RUNS_WITH_LONG_NAMES, LONG = 128, "\N{GRINNING FACE}" * 65  # a character takes 12 bytes in JSON
 READ_LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def flooded(target: Target, seen: Seen) -> Generator[None]:
     """Create and remove thousands of empty files."""
-    present: deque[Path] = deque()
-    try:
+    with Held(_delete, NAMES) as present:
         for number in count():
-            path = Path(target.run_dir, f"flood-{number}.rank")
-            path.touch()
-            present.append(path)
+            present.hold(Path(target.run_dir, f"flood-{number}.rank")).touch()
             seen["made"] += 1
-            if len(present) > NAMES:
-                present.popleft().unlink(missing_ok=True)
             if number % NAMES_AN_ACT == NAMES_AN_ACT - 1:
                 yield
-    finally:
-        for path in present:
-            path.unlink(missing_ok=True)
 
 
 def crowded(target: Target, seen: Seen) -> Generator[None]:
     """Publish hundreds of live ranks, each with its own run; ten at a time change their names."""
-    living: deque[RankWriter] = deque()
-    try:
+    with Held(_remove, LIVING) as living:
         for number in count():
-            living.append(_publish(target, f"crowd-{number}", run=f"crowd-{number}"))
+            living.hold(_publish(target, f"crowd-{number}", run=f"crowd-{number}"))
             seen["published"] += 1
-            if len(living) > LIVING:
-                _remove(living.popleft())
             if number % 10 == 9:
                 yield
-    finally:
-        for writer in living:
-            _remove(writer)
 
 
 def many_children(target: Target, seen: Seen) -> Generator[None]:
     """Be as many ranks as one user may have, with far more children, ten of which change at a time."""
-    living = [_publish(target, f"parent-{number}", run=f"parent-{number}") for number in range(RANKS_OF_A_USER)]
-    children: deque[subprocess.Popen[bytes]] = deque()
-    try:
+    names = (f"parent-{number}" for number in range(RANKS_OF_A_USER))
+    with Held(_remove, first=[_publish(target, name, run=name) for name in names]), Held(_end, CHILDREN) as children:
         while True:
             for _ in range(CHILDREN_AN_ACT if len(children) < CHILDREN else 10):
-                children.append(subprocess.Popen(["sleep", "3600"]))
+                children.hold(subprocess.Popen(["sleep", "3600"]))
                 seen["children"] += 1
-            while len(children) > CHILDREN:
-                _end(children.popleft())
             yield
-    finally:
-        for child in children:
-            _end(child)
-        for writer in living:
-            _remove(writer)
 
 
 def forged_living(target: Target, seen: Seen) -> Generator[None]:
@@ -105,8 +83,8 @@ def forged_living(target: Target, seen: Seen) -> Generator[None]:
     """
     now = time.time()
     forgeries = {"0": now, "1": now, "999": now, "000": now, "2": now + 86_400}
-    living = [_publish(target, f"forged-{rank}", now=at, rank=rank) for rank, at in forgeries.items()]
-    try:
+    forged = [_publish(target, f"forged-{rank}", now=at, rank=rank) for rank, at in forgeries.items()]
+    with Held(_remove, first=forged) as living:
         while True:
             for writer in living:
                 writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] += 1.0
@@ -114,15 +92,11 @@ def forged_living(target: Target, seen: Seen) -> Generator[None]:
                     writer.slots[INDEX[start]] += 0.1
                 seen["forged updates"] += 1
             yield
-    finally:
-        for writer in living:
-            _remove(writer)
 
 
 def forged_dead(target: Target, seen: Seen) -> Generator[None]:
     """Publish ranks of the victim's run that have just crashed, or were killed."""
-    dead: deque[Path] = deque()
-    try:
+    with Held(_delete, DEAD) as dead:
         for number in count():
             rank = ("0", "1", "999")[number % 3]
             writer = _publish(target, f"dead-{number}", rank=rank)
@@ -130,38 +104,30 @@ def forged_dead(target: Target, seen: Seen) -> Generator[None]:
                 writer.slots[INDEX["ended"]] = layout.EXCEPTION
                 writer.slots[INDEX["ended_unix"]] = time.time()
             assert writer.path is not None
-            dead.append(writer.path)
+            dead.hold(writer.path)
             writer.detach()
             seen["crashed"] += 1
-            if len(dead) > DEAD:
-                dead.popleft().unlink(missing_ok=True)
             yield
-    finally:
-        for path in dead:
-            path.unlink(missing_ok=True)
 
 
 def forged_uuids(target: Target, seen: Seen) -> Generator[None]:
     """Publish live ranks of another run on each GPU of the node, which change GPUs at each act."""
     uuids = [simulated_uuid(number) for number in range(GPUS)]
-    living = [_publish(target, f"gpu-{n}", run="stolen", rank=str(n), uuid=uuid) for n, uuid in enumerate(uuids)]
-    try:
+    stolen = [_publish(target, f"gpu-{n}", run="stolen", rank=str(n), uuid=uuid) for n, uuid in enumerate(uuids)]
+    with Held(_remove, first=stolen) as living:
         for turn in count():
             for number, writer in enumerate(living):
                 labels = _labels(target) | {"run": "stolen", "rank": str(number)}
                 writer.write_info(labels | {"uuid": uuids[(number + turn) % GPUS]})
                 seen["claimed"] += 1
             yield
-    finally:
-        for writer in living:
-            _remove(writer)
 
 
 def large_groups(target: Target, seen: Seen) -> Generator[None]:
     """Publish live ranks that wait in as many groups as a record has, each of up to 100,000 ranks, all of them new."""
     world = {"run": "large", "world_size": str(LARGEST)}
-    living = [_publish(target, f"large-{n}", None, rank=str(n), **world) for n in range(RANKS_WITH_LARGE_GROUPS)]
-    try:
+    large = [_publish(target, f"large-{n}", None, rank=str(n), **world) for n in range(RANKS_WITH_LARGE_GROUPS)]
+    with Held(_remove, first=large) as living:
         for turn in count():
             lasts = (LARGEST - 1 - (turn * layout.MAX_GROUPS + n) % 1000 for n in range(layout.MAX_GROUPS))
             names = [f"0-{last}" + ":2" * (last % 2) for last in lasts]
@@ -172,9 +138,6 @@ def large_groups(target: Target, seen: Seen) -> Generator[None]:
                     writer.slots[INDEX["group_wait_seconds"] + group] += 0.1
                 seen["groups named"] += len(names)
             yield
-    finally:
-        for writer in living:
-            _remove(writer)
 
 
 def many_users(target: Target, seen: Seen) -> Generator[None]:
@@ -194,68 +157,43 @@ def costly_runs(target: Target, seen: Seen) -> Generator[None]:
 def long_names(target: Target, seen: Seen) -> Generator[None]:
     """Publish runs with long names of phases, each time with another rank, and end them, to fill the state."""
     phases = [f"{number}-{LONG}" for number in range(20)]
-    living: list[RankWriter] = []
-    try:
-        for turn in count():
+    for turn in count():
+        with Held(_remove) as living:
             for number in range(RUNS_WITH_LONG_NAMES):
                 labels = _labels(target) | {"run": f"long-{number}", "rank": str(turn % 64), "world_size": "64"}
-                living.append(_publish(target, f"long-{number}-{turn}", **labels | {"group": "0-63", "phases": phases}))
+                labels |= {"group": "0-63", "phases": phases}
+                writer = living.hold(_publish(target, f"long-{number}-{turn}", **labels))
                 for position in range(len(layout.PHASES) + len(phases)):
-                    living[-1].slots[INDEX["phase_seconds"] + position] = 1 / 3
+                    writer.slots[INDEX["phase_seconds"] + position] = 1 / 3
             seen["runs"] += RUNS_WITH_LONG_NAMES
             yield
-            for writer in living:
-                _remove(writer)
-            living.clear()
-    finally:
-        for writer in living:
-            _remove(writer)
 
 
 def read_locks(target: Target, seen: Seen) -> Generator[None]:
     """Try to lock the victim's records for reading, by process and by open file."""
-    held: deque[int] = deque()
-    try:
+    with Held(os.close, DESCRIPTORS) as held:
         while True:
             for path in _victim_paths(target):
-                descriptor = os.open(path, os.O_RDONLY)
-                held.append(descriptor)
+                descriptor = held.hold(os.open(path, os.O_RDONLY))
                 seen[_try_lock(descriptor, fcntl.F_SETLK)] += 1  # the process's
                 seen[_try_lock(descriptor, fcntl.F_OFD_SETLK)] += 1  # the open file's
-            while len(held) > HELD:
-                os.close(held.popleft())
             yield
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
 
 
 def broken(target: Target, seen: Seen) -> Generator[None]:
     """Write damaged and truncated records, some while they are read, and entries that are no files."""
-    present: deque[Path] = deque()
-    made = 0
-    with ExitStack() as odd:
-        for path in _oddities(target, seen):
-            odd.callback(_delete, path)
-        path = Path(target.run_dir, "shrinks.rank")
-        odd.callback(_delete, path)
-        try:
-            while True:
-                data = _copy_of_victim(target)
-                for content in (damaged(1, made), damaged(2, made), data[: random.randrange(len(data) + 1)]):
-                    present.append(Path(target.run_dir, f"broken-{made}-{len(present)}.rank"))
-                    present[-1].write_bytes(content)
-                    seen["damaged"] += 1
-                while len(present) > DAMAGED:
-                    present.popleft().unlink(missing_ok=True)
-                made += 1
-                path.write_bytes(data)  # truncates it first
-                os.truncate(path, made % layout.SIZE)
-                seen["truncated"] += 1
-                yield
-        finally:
-            for path in present:
-                path.unlink(missing_ok=True)
+    path = Path(target.run_dir, "shrinks.rank")
+    with Held(_delete, first=[path, *_oddities(target, seen)]), Held(_delete, DAMAGED) as present:
+        for made in count():
+            data = _copy_of_victim(target)
+            contents = damaged(1, made), damaged(2, made), data[: random.randrange(len(data) + 1)]
+            for kind, content in enumerate(contents):
+                present.hold(Path(target.run_dir, f"broken-{made}-{kind}.rank")).write_bytes(content)
+                seen["damaged"] += 1
+            path.write_bytes(data)  # truncates it first
+            os.truncate(path, (made + 1) % layout.SIZE)
+            seen["truncated"] += 1
+            yield
 
 
 def closed_directory(target: Target, seen: Seen) -> Generator[None]:
@@ -306,13 +244,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _publish(target: Target, name: str, now: float | None = None, **labels: Any) -> RankWriter:
-    writer = RankWriter()
     age = 60.0 if now is None else time.time() - now
-    writer.slots[INDEX["started_monotonic"]] = time.monotonic() - age
-    writer.slots[INDEX["started_unix"]] = time.time() - age
-    writer.slots[INDEX["steps"]] = 1e6
-    writer.publish(Path(target.run_dir), name, _labels(target) | labels)
-    return writer
+    slots = {"started_monotonic": time.monotonic() - age, "started_unix": time.time() - age, "steps": 1e6}
+    return publish(Path(target.run_dir), name, slots, **_labels(target) | labels)[0]
 
 
 def _remove(writer: RankWriter) -> None:

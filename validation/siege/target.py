@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ssl
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
+from typing import Self, TypeVar
 
 VICTIM, ATTACKER, EXPORTER, LONG_NAMES_USER = 61_001, 61_002, 61_003, 61_004  # users without a name
 
@@ -16,6 +19,29 @@ INSIDER = "fuzz", "right"
 
 Seen = Counter[str]
 """The results of an attacker's acts, by kind."""
+Thing = TypeVar("Thing")
+
+
+class Held(deque[Thing]):
+    """Things that an attacker has made: it removes the oldest ones beyond a number, and all when the context ends."""
+
+    def __init__(self, remove: Callable[[Thing], object], most: float = inf, first: Iterable[Thing] = ()) -> None:
+        super().__init__(first)
+        self._remove, self._most = remove, most
+
+    def hold(self, thing: Thing) -> Thing:
+        """Add and return it."""
+        self.append(thing)
+        while len(self) > self._most:
+            self._remove(self.popleft())
+        return thing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self:
+            self._remove(self.pop())
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,7 @@ class Soak:
         with ExitStack() as started:
             for node in self._nodes.values():
                 node.mount(started)
-                node.proxy.start()
-                started.callback(node.proxy.stop)
+                started.enter_context(node.proxy)
             started.enter_context(self._stack)
             for node in self._nodes.values():
                 node.stack = self._stack

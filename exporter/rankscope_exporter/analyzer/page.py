@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,16 +20,18 @@ from rankscope_exporter.report.runs import NodeReport, RunReport, report_of_look
 from rankscope_exporter.web.app import READ, MetricsFirst, limit_threads
 from rankscope_exporter.web.pages import SingleFlight
 from rankscope_exporter.web.status_assets import POLICY
-from rankscope_exporter.web.status_page import as_page, link_below
+from rankscope_exporter.web.status_page import as_page, head, link_below
 from rankscope_exporter.web.status_runs import legend, run_section
 from rankscope_exporter.web.table import Cell, Column, Row, table
-from rankscope_exporter.web.verdict import box, title, verdict
+from rankscope_exporter.web.verdict import Verdict, verdict
 
 PROGRAM = "Rankscope analyzer"
 NO_RUN = "No run spans the nodes of the targets that answer."
 NO_TARGET = "No target answers, so no run is known."
 SHOWN_FAILURES = 20
 """The most targets that do not answer whose names and reasons are shown."""
+SHOWN_EXPORTERS = 256
+"""The most targets whose URLs `/api/v1/runs` has."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class AnalyzerReport:
     """The number of targets that answer (`up`) and that do not (`failing`)."""
     failures: Mapping[str, str]
     """Why targets do not answer, by name: the first ones."""
+    exporters: Sequence[str]
+    """The URLs of the targets: the first ones. `rankscope top` asks them for what the analyzer does not know."""
     runs: Sequence[RunReport]
 
 
@@ -50,20 +55,18 @@ def report_of(analyzer: Analyzer, targets: Mapping[str, str]) -> AnalyzerReport:
     report = report_of_look(look, missing=analyzer.missing) if look else NodeReport(0.0, ())
     failures = sorted((name, reason) for name, reason in targets.items() if reason)
     counts = {"up": len(targets) - len(failures), "failing": len(failures)}
-    return AnalyzerReport(report.at, counts, dict(failures[:SHOWN_FAILURES]), report.runs)
+    exporters = sorted(targets)[:SHOWN_EXPORTERS]
+    return AnalyzerReport(report.at, counts, dict(failures[:SHOWN_FAILURES]), exporters, report.runs)
 
 
 def as_html(report: AnalyzerReport) -> str:
     """Return the status page."""
     node, up = NodeReport(report.at, report.runs), report.targets.get("up", 0)
     about = f"version {__version__} · {up} of {sum(report.targets.values())} targets answer"
-    nothing = box("unknown", f"<p>{escape(NO_RUN if up else NO_TARGET)}</p>")
-    return as_page(
-        title(node, (), PROGRAM),
-        f"""<main><h1>{PROGRAM} <small>{escape(about)}</small></h1>
-<p id="stale" class="bad" hidden></p>{verdict(node, (), "") if report.runs else nothing}
-{"".join(map(run_section, report.runs))}{legend(node)}{_failures(report)}</main>""",
-    )
+    nothing = Verdict("unknown", "No run", f'<p class="said">{escape(NO_RUN if up else NO_TARGET)}</p>')
+    found = verdict(node, (), "") if report.runs else nothing
+    main = f"{''.join(map(run_section, report.runs))}{legend(node)}{_failures(report)}"
+    return as_page(found, PROGRAM, head(PROGRAM, about, time.time()), main)
 
 
 def _failures(report: AnalyzerReport) -> str:
@@ -71,7 +74,7 @@ def _failures(report: AnalyzerReport) -> str:
     rows = [Row((Cell(name), Cell(reason))) for name, reason in report.failures.items()]
     hidden = report.targets.get("failing", 0) - len(rows)
     more = f"<p>{hidden} more do not answer.</p>" if hidden else ""
-    found = table((Column("target"), Column("reason")), rows)
+    found = table((Column("target"), Column("reason")), rows, "Targets that do not answer")
     return f"<section><h2>Targets that do not answer</h2>{found}{more}</section>" if rows else ""
 
 

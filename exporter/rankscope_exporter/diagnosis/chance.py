@@ -43,7 +43,7 @@ def of_one_place(number: float, places: float = ALTERNATIVES) -> float:
     return min(math.pow(places, 1.0 - number), 1.0)
 
 
-def of_most(own: int, all_events: int, late: int, ranks: int) -> float:
+def of_most(own: float, all_events: float, late: int, ranks: int) -> float:
     """Return a bound of the probability that any set of so many late ranks has so many of all events (Chernoff)."""
     share, by_chance = own / all_events if all_events else 0.0, late / ranks
     if share <= by_chance:

@@ -74,6 +74,12 @@ class Verdict:
     """The last seconds of each rank that `new_gpu_seconds` leaves for later, because the run may hang, or because no
     measured step explains them yet."""
 
+    @property
+    def may_hang(self) -> bool:
+        """Return whether the run hangs, or will if it goes on like this: its waits and lags are from before that."""
+        candidates = [*(one.candidate for one in self.findings), *(one.candidate for one in self.pending)]
+        return any(candidate.kind in STANDSTILLS for candidate in candidates)
+
 
 class RunJudge:
     """Diagnoses one run. Not thread-safe."""
@@ -322,11 +328,16 @@ class RunJudge:
         return [one for one in states if one.kind in STANDSTILLS and (one.lasted or 0.0) > STALLED_STEPS * a_step]
 
     def _is_explained(self, at: float, candidate: Candidate, others: Sequence[Candidate]) -> bool:
-        """Return whether another finding explains the candidate, or did so recently: the two do not end together."""
+        """Return whether another finding explains the candidate, or did so recently: the two do not end together.
+
+        A loss that was explained and is small now is nothing of its own.
+        """
+        limits, key = self._thresholds, key_of(candidate)
         if explanation(candidate, others):
-            self._explained[key_of(candidate)] = at
-        lasts = max(self._thresholds.release_seconds, ENDS_LATE.get(candidate.kind, 0.0) * candidate.needed)
-        return at - self._explained.get(key_of(candidate), -inf) <= lasts
+            self._explained[key] = at
+        lasts = max(limits.release_seconds, ENDS_LATE.get(candidate.kind, 0.0) * candidate.needed)
+        is_small = key in self._losses.open and candidate.ratio < limits.release * limits.loss
+        return at - self._explained.get(key, -inf) <= (inf if is_small and key in self._explained else lasts)
 
     def _pending_states(
         self, at: float, window: Window, states: Sequence[Candidate], found: Sequence[Candidate]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from statistics import fmean
 from typing import NamedTuple
@@ -29,8 +29,11 @@ MOST, LAGGARDS = 0.6, 4.0
 named while another rank begins to be late."""
 FEWEST_PARTS = 3
 """The fewest parts of the shortest span."""
-CHANCE_SECONDS = 100.0
-"""The shortest time over which a loss is one by chance with the probability of the thresholds."""
+CHANCE_SECONDS, UNEVEN_SECONDS = 100.0, 3000.0
+"""The shortest time over which a loss is one by chance with the probability of the thresholds, and the same for a run
+whose work is uneven, which has such losses all day."""
+RETURNS, RETURNS_BY_CHANCE = 8.0, 0.01
+"""A loss that comes and goes is the same one if it is less probable by chance, in so many of its longest absences."""
 AS_LONG = 1.5
 """Multiple of the longest time between two events of a finding, for which it stays open without one."""
 PERIODS = 2.0
@@ -67,6 +70,20 @@ class _Open:
     """Its allowance when it began; None after a restart."""
     is_quiet: bool = False
     """True if its loss was below that limit since then."""
+    names: Collection[str] = field(init=False)
+    """The names of the numbers that it rests on."""
+
+    def __post_init__(self) -> None:
+        self.names = tuple(self.finding.candidate.evidence)
+
+    def evidence(self, newest: Candidate | None) -> Mapping[str, float]:
+        """Return the numbers that it rests on now. One that is no longer measured, as a reason that is over, is absent.
+
+        Where nothing could be measured they are the last ones.
+        """
+        if newest is None:
+            return self.finding.candidate.evidence
+        return {name: newest.evidence[name] for name in self.names if name in newest.evidence}
 
 
 class LossFindings:
@@ -82,8 +99,8 @@ class LossFindings:
         self._returns = Returns()
         self.usual: Candidate | None = None
         """Ranks that are late in turn as much as in many runs: no finding."""
-        self._looked = -math.inf
-        """When that was sought."""
+        self._looked = self._uneven_at = -math.inf
+        """When that was sought, and found."""
         self._began: float | None = None
         """The begin of the oldest part."""
 
@@ -118,7 +135,7 @@ class LossFindings:
             self._returns.forget(ranks)
             return
         self._parts, self._returns = self._no_parts(), Returns()
-        self.usual, self._looked, self._began = None, -math.inf, None
+        self.usual, self._looked, self._uneven_at, self._began = None, -math.inf, -math.inf, None
         self._open.clear()
 
     def add(self, at: float, seconds: float, part: Window) -> None:
@@ -170,6 +187,7 @@ class LossFindings:
             if _DETECTORS[key[0]].is_usual and mean is not None:
                 is_known = at - self._looked < self._shortest_seconds
                 self.usual = usual if is_known else self._look_for_usual(at, key, mean, since)
+                self._uneven_at = at if self.usual else self._uneven_at
             known = self._open.get(key)
             allowance = self._allowance(key, known.finding.candidate if known else self.usual, shortest)
             loss = -math.inf if mean is None else mean - allowance
@@ -249,7 +267,8 @@ class LossFindings:
         ended_at = self._returns.ended_at(key)
         ranks = self._parts.peers.still_late(key[1])
         for one in self._parts.lasting(key, allowance):
-            is_chance = one.chance >= self._thresholds.chance * min(one.span.seconds / CHANCE_SECONDS, 1.0)
+            least = UNEVEN_SECONDS if one.span.begins <= self._uneven_at else CHANCE_SECONDS
+            is_chance = one.chance >= self._thresholds.chance * min(one.span.seconds / least, 1.0)
             is_reached = one.span.begins >= ended_at and not is_chance and self._exceeds(key, one, allowance)
             if is_reached and self._steady(ranks, one.span) == ranks:
                 yield one
@@ -347,6 +366,8 @@ class LossFindings:
                 del self._open[key]  # another fault goes on
                 self._begin(at, (key[0], ranks), lasting, 0.0, since)
                 return
+        if is_above and (known.is_quiet or self._returns.gap(key)):
+            is_above = self._comes_again(at, key, known)
         if is_above:
             if known.is_quiet and at - known.above > limits.release_seconds:
                 self._returns.add_gap(key, at - known.above)
@@ -357,10 +378,14 @@ class LossFindings:
             self._returns.end(self._open.pop(key).finding, known.above)
         elif is_above and mean is not None:
             is_critical = finding.is_critical or mean > limits.severe
-            evidence = dict(finding.candidate.evidence)
-            evidence |= {name: value for name, value in (newest.evidence if newest else {}).items() if name in evidence}
-            candidate = replace(finding.candidate, ratio=mean, evidence=evidence)
+            candidate = replace(finding.candidate, ratio=mean, evidence=known.evidence(newest))
             known.finding = replace(finding, candidate=candidate, is_critical=is_critical)
+
+    def _comes_again(self, at: float, key: Key, known: _Open) -> bool:
+        """Return whether a loss that was away is there again, and not by chance, as in uneven work."""
+        since = min(known.above, at - RETURNS * self._returns.gap(key))
+        spans = self._parts.lasting(key, known.allowance or 0.0)
+        return any(one.chance < RETURNS_BY_CHANCE for one in spans if one.span.begins >= since)
 
     @property
     def saved(self) -> list[SavedFinding]:

@@ -6,6 +6,7 @@ The texts are in causes.yml; docs/generate_texts.py writes them to words.json. A
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ PORT_FAULTS: Mapping[str, str] = _TEXTS["ports"]
 """What is wrong with a network port, by the name of the evidence."""
 EVIDENCE: Mapping[str, str] = _TEXTS["evidence"]
 """What a number says, by the name of the evidence."""
+GPUS: Mapping[str, Mapping[str, Mapping[str, str]]] = _TEXTS["gpus"]
+"""By kind of a GPU's problem the `summary`, `evidence` and `advice`, each by cause."""
+ALERTS: Mapping[str, str] = _TEXTS["alerts"]
+"""The alert about each kind of finding and of a GPU's problem. Its runbook has the same name."""
 
 
 def where(candidate: Candidate) -> str:
@@ -75,6 +80,22 @@ def evidence(candidate: Candidate) -> str:
     ]  # fmt: skip
     text = "; ".join(phrases)
     return text[:1].upper() + text[1:] + "." * bool(text)
+
+
+def gpu_texts(kind: str, cause: str, fields: Mapping[str, object]) -> tuple[str, str, str]:
+    """Return the summary of a GPU's problem, its evidence and the advice. Fields that are empty are unknown."""
+    texts = (GPUS[kind][what] for what in ("summary", "evidence", "advice"))
+    summary, evidence, advice = (_fill(of.get(cause, of[""]), fields) for of in texts)
+    return summary, evidence[:1].upper() + evidence[1:], advice
+
+
+def _fill(text: str, fields: Mapping[str, object]) -> str:
+    """Return the text without the parts in [ ] that have an unknown field."""
+    parts = re.split(r"\[(.*?)\]", text)
+    are_known = (all(map(fields.get, re.findall(r"{(\w+)}", part))) for part in parts[1::2])
+    kept = (part if is_known else "" for part, is_known in zip(parts[1::2], are_known, strict=True))
+    optional = [*kept, ""]
+    return "".join(part.format_map(fields) for pair in zip(parts[::2], optional, strict=True) for part in pair)
 
 
 def advice_by_cause(kind: str) -> dict[str, str]:

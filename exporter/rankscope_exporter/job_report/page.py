@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rankscope.cli.explaining.command import MEANINGS as IN_SHORT
 from rankscope.record.quantities import count, duration, percent
 from rankscope_exporter.diagnosis.words import advice_by_cause
-from rankscope_exporter.job_report.job import NO_RANK, Job
+from rankscope_exporter.job_report.job import NO_RANK, Job, JobFinding
 
 WIDTH = 100
 BAR = 30
@@ -152,13 +152,22 @@ def _findings(job: Job) -> Iterator[str]:
         end = "now" if one.end is None else _clock(one.end)
         lasted = duration(max((job.at if one.end is None else one.end) - one.begin, 0.0))
         first = f"{_clock(one.begin)} to {end} ({lasted}), {one.severity}: "
-        mean = "" if one.mean is None else percent(one.mean)
-        both = f" (at most {percent(one.ratio)}, {mean} on average over {lasted})"
-        sentence = f"{one.sentence}{both if mean and mean != percent(one.ratio) else ''}"
+        sentence = f"{one.sentence}{_span(one, lasted)}"
         yield from textwrap.wrap(f"{first}{sentence}", WIDTH, initial_indent="  ", subsequent_indent="    ")
         yield from textwrap.wrap(one.advice, WIDTH, initial_indent="    ", subsequent_indent="    ")
     if len(job.findings) > FINDINGS_SHOWN:
         yield f"  and {len(job.findings) - FINDINGS_SHOWN} more"
+
+
+def _span(one: JobFinding, lasted: str) -> str:
+    """Return which number the sentence has, which is the worst, and the mean; empty if they are the same."""
+    if one.kind == "low_utilization":  # its sentence has not the lost ratio but the rest
+        worst, mean, at = 1.0 - one.ratio, None if one.mean is None else 1.0 - one.mean, "at least"
+    else:
+        worst, mean, at = one.ratio, one.mean, "at most"
+    if percent(worst) not in one.sentence or (mean is not None and percent(mean) == percent(worst)):
+        return ""
+    return f" ({at} {percent(worst)}{'' if mean is None else f', {percent(mean)} on average over {lasted}'})"
 
 
 def _notes(job: Job) -> Iterator[str]:
@@ -171,7 +180,7 @@ def _notes(job: Job) -> Iterator[str]:
         texts = advice_by_cause(kind) if kind else {}
         advice = texts.get(why, texts.get("", "")).replace("--rank RANK", "--rank N")
         if ratio >= MIN_NOTED and advice and kind not in found:
-            yield f"{percent(ratio)} of the GPU time is lost to {cause}. {advice}"
+            yield f"{percent(ratio)} of the job's GPU time is lost to {cause}. {advice}"
     if job.ratios.get(NO_RANK, 0.0) >= MIN_NOTED:
         yield (
             f"No rank trained in {percent(job.ratios[NO_RANK])} of the allocated GPU time: work before or after the "

@@ -85,7 +85,7 @@ class RunDirectory:
         self._policy = policy or RankPolicy()
         self._monotonic = monotonic
         self._node_clock = NodeClock(clock, monotonic)
-        self._living: dict[Path, float] = {}  # monotonic time when each record last had a living process
+        self._living: dict[Path, float] = {}  # monotonic time of each record's last reading with a living process
         self._ends: dict[Path, End] = {}  # ends of the records without a process
         self._shown: dict[Key, Rank] = {}  # ranks of the last scan
         self._unreadable: set[tuple[int, int, int]] = set()  # stamps of unreadable files in the last scan
@@ -202,8 +202,10 @@ class RunDirectory:
             return None
         exit_unix = None if snapshot.alive else self._exit_unix(snapshot, offset)
         if snapshot.alive:
-            self._living[file.path] = self._monotonic()
+            self._living[file.path] = snapshot.read_monotonic
             self._ends.pop(file.path, None)
+        else:
+            snapshot = replace(snapshot, alive_until=self._living.get(file.path, 0.0))
         weight, has_owner = limit.weight(snapshot), self._policy.has_owner
         return Rank(snapshot, exit_unix, file.owner, process_start=process.start, has_owner=has_owner, weight=weight)
 

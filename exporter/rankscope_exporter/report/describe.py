@@ -8,8 +8,8 @@ from typing import Literal
 from rankscope.record.group_name import compact
 from rankscope.record.quantities import duration, percent
 from rankscope_exporter.diagnosis.readings import UNKNOWN_NODE, run_title
-from rankscope_exporter.diagnosis.standstill import INSIDE
-from rankscope_exporter.report.findings import PendingReport, pending_reason
+from rankscope_exporter.diagnosis.standstill import INSIDE, SILENT
+from rankscope_exporter.report.findings import FindingReport, PendingReport, pending_reason
 from rankscope_exporter.report.ranks import RankReport
 from rankscope_exporter.report.runs import ANALYZED, ELSEWHERE, RunReport
 
@@ -21,6 +21,8 @@ FAILED = {"killed": ("was killed", "were killed"), "exception": ("ended with an 
 """Ends that are failures, as words that follow one rank, and several ranks."""
 STALLED_SHOWN = 30.0
 """Seconds without progress from which on this is stated of a run that is not diagnosed. Few steps take longer."""
+FIRST_SECONDS = 5.0
+"""What began so soon after the runs were first watched was there before that."""
 BY_OTHERS = "An analyzer that asks the exporters of all its nodes diagnoses it (`rankscope-exporter --analyze`)."
 GROWING = ("time", "steps")
 """Reasons why a candidate is not a finding yet, but will be if it lasts."""
@@ -44,7 +46,10 @@ def title(run: RunReport) -> str:
 
 
 def summary(run: RunReport) -> Iterator[str]:
-    """Yield the run's ranks, its step time, its useful GPU time, and the causes of lost time."""
+    """Yield the run's ranks, its step time, and the useful and lost parts of its GPU time, with their window.
+
+    A finding has a number of its own for its cause, so that the causes are left out next to one.
+    """
     here = " here" * (run.not_judged == ELSEWHERE)
     if not run.living:
         yield f"ended{here}"
@@ -53,17 +58,33 @@ def summary(run: RunReport) -> Iterator[str]:
     if run.is_judged and run.judged_by:
         yield f"diagnosed by the analyzer at {run.judged_by}"
     if run.step_seconds is not None:
-        is_short = run.step_seconds < 1.0
-        yield f"{1000 * run.step_seconds:.0f} ms per step" if is_short else f"{run.step_seconds:.2g} s per step"
+        yield f"{short_duration(run.step_seconds)} per step"
+    elif (seconds := stalled(run)) >= SILENT:
+        yield f"no progress for {duration(seconds)}"
+    if shares := ", ".join(_shares(run)):
+        window = "" if run.window_seconds is None else f" in the last {duration(run.window_seconds)}"
+        yield f"of its GPU time{window}: {shares}"
+
+
+def _shares(run: RunReport) -> Iterator[str]:
+    """Yield what part of the GPU time is useful, unknown, and lost to the largest causes."""
     if run.useful_ratio is not None:
-        window = "" if run.window_seconds is None else f" (last {duration(run.window_seconds)})"
-        yield f"{percent(run.useful_ratio)} of the GPU time is useful{window}"
+        yield f"{percent(run.useful_ratio)} useful"
     if (unknown := run.lost.get("unknown", 0.0)) >= MIN_SHOWN:
-        yield f"{percent(unknown)} unknown: the GPUs have not been measured yet"
-    if lost := [
-        f"{cause} {percent(ratio)}" for cause, ratio in run.lost.items() if ratio >= MIN_SHOWN and cause != "unknown"
-    ]:
-        yield f"lost: {', '.join(lost[:CAUSES_SHOWN])}"
+        yield f"{percent(unknown)} unknown (the GPUs have not been measured yet)"
+    known = {} if run.findings else run.lost
+    lost = [(cause, ratio) for cause, ratio in known.items() if ratio >= MIN_SHOWN and cause != "unknown"]
+    yield from (f"{percent(ratio)} lost to {cause}" for cause, ratio in lost[:CAUSES_SHOWN])
+
+
+def short_duration(seconds: float) -> str:
+    """Return the length of a step: `45 ms`, `1.8 s`."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 1.0 else f"{seconds:.2g} s"
+
+
+def stalled(run: RunReport) -> float:
+    """Return the seconds since any live rank made progress."""
+    return min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0)
 
 
 def notes(run: RunReport, *, with_explained: bool = False) -> Iterator[str]:
@@ -104,13 +125,22 @@ def known_here(run: RunReport) -> Iterator[str]:
     for ended, words in FAILED.items():
         if ranks := [rank.rank for rank in run.ranks if rank.ended == ended]:
             yield f"Rank{'s' * (len(ranks) > 1)} {compact(ranks)} {words[len(ranks) > 1]}."
-    stalled = min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0)
-    if stalled >= STALLED_SHOWN:
-        yield f"No rank here has made progress for {duration(stalled)}."
+    if (seconds := stalled(run)) >= STALLED_SHOWN:
+        yield f"No rank here has made progress for {duration(seconds)}."
     if run.judged_by:
         yield f"Diagnosed by the analyzer at {run.judged_by}."
     elif run.not_judged in ANALYZED:
         yield BY_OTHERS
+
+
+def age(one: FindingReport, watched_since: float | None = None) -> str:
+    """Return how long ago a problem began: `for 20 s`.
+
+    `watched_since` is the unix time since which the runs are watched, if that is known: what was there at once may be
+    older.
+    """
+    is_older = watched_since is not None and abs(one.since - watched_since) < FIRST_SECONDS
+    return f"for {'at least ' * is_older}{duration(one.age_seconds)}"
 
 
 def is_growing(one: PendingReport) -> bool:
@@ -131,7 +161,7 @@ def now(rank: RankReport) -> str:
         ago = "" if rank.ended_seconds is None else f", {duration(rank.ended_seconds)} ago"
         return f"{rank.ended or 'ended'}{ago}"
     seconds = rank.phase_seconds or 0.0
-    return f"{rank.phase} for {duration(seconds)}" if seconds >= 1.0 else rank.phase or ""
+    return f"{rank.phase} for {duration(seconds)}" if rank.phase and seconds >= 1.0 else rank.phase or ""
 
 
 def now_mark(run: RunReport, rank: RankReport) -> Mark:
@@ -148,7 +178,7 @@ def wait(rank: RankReport) -> str:
 
 def lag(rank: RankReport) -> str:
     """Return the rank's lag as a percentage; 0% if it waits longer than the others."""
-    return "" if rank.lag_ratio is None or not rank.is_alive else f"{max(rank.lag_ratio, 0.0):.0%}"
+    return "" if rank.lag_ratio is None or not rank.is_alive else f"{max(0.0, rank.lag_ratio):.0%}"
 
 
 def steps(rank: RankReport) -> str:

@@ -30,6 +30,8 @@ GIBIBYTE = 2**30
 MIN_THROTTLED = 0.3
 """Ratio of the time from which a GPU is marked as throttled, the same as for the cause of a straggler."""
 MIN_SHOWN = 0.005
+WORKS_WITHIN = 10.0
+"""Seconds since the last kernel for which a GPU is shown as working. The state `working` has pauses of a minute."""
 HOT_WITHIN = 3.0
 """Degrees Celsius below the temperature at which a GPU slows down."""
 POWER_CAP = "sw_power_cap"
@@ -87,6 +89,11 @@ class GpuReport:
         return "" if ratio < MIN_THROTTLED else "warn" if reason == POWER_CAP else "bad"
 
     @property
+    def is_paused(self) -> bool:
+        """Return whether no kernel has run for some seconds, although its state is `working`."""
+        return self.state == "working" and (self.idle_seconds or 0.0) > WORKS_WITHIN
+
+    @property
     def problem(self) -> str:
         """Return its problem as words that follow its name; empty if it has none."""
         if not self.is_up:
@@ -97,6 +104,33 @@ class GpuReport:
         if self.is_hot and self.temperature is not None:
             return f"is hot: {self.temperature:.0f} °C"
         return BAD_STATES.get(self.state, "")
+
+
+@dataclass(frozen=True)
+class GpusReport:
+    """All GPUs of a node, at a unix time."""
+
+    at: float
+    gpus: Sequence[GpuReport]
+
+
+@dataclass(frozen=True)
+class GpuProblem:
+    """A GPU's problem that alerts, or will if it lasts. `gpu` and `uuid` are empty if the driver does not list it."""
+
+    kind: str
+    cause: str
+    severity: str
+    gpu: str
+    uuid: str
+    since: float
+    """The unix time when it began."""
+    age_seconds: float
+    remaining_seconds: float
+    """Seconds until it alerts if it lasts; 0 if it does."""
+    sentence: str
+    evidence: str
+    advice: str
 
 
 def report_gpus(values: Values, look: Look | None, now: float) -> Sequence[GpuReport]:
@@ -129,7 +163,7 @@ class _Table:
             name=self._names.get(key, {}).get("name", ""),
             is_up=is_up,
             state=self._states.get(index, ""),
-            holder=_holder(self._holders.get(key, {})),
+            holder=holder_text(self._holders.get(key, {})),
             processes=None if processes is None else int(processes),
             memory_used=value["memory_used_bytes"],
             memory_total=value["memory_total_bytes"],
@@ -177,7 +211,7 @@ def _throttled(now: RankGpu, before: RankGpu, seconds: float) -> Mapping[str, fl
     return dict(sorted(((name, ratio) for name, ratio in ratios.items() if ratio > 0.0), key=lambda one: -one[1]))
 
 
-def _holder(labels: Mapping[str, str]) -> str:
+def holder_text(labels: Mapping[str, str]) -> str:
     """Return the GPU's holder as text, from the known labels."""
     known = ", ".join(text.format(labels[name]) for name, text in HOLDER_TEXTS if labels.get(name))
     return known or labels.get("source", "")

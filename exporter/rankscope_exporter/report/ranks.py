@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from rankscope_exporter.diagnosis.facts import RankFacts
+from rankscope_exporter.diagnosis.facts import HOST, RankFacts
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.ranks.rank import Rank
@@ -68,11 +68,19 @@ class RankReport:
     """Seconds since its last checkpoint."""
 
 
-def report_rank(reading: RankReading, moment: Moment, facts: RankFacts | None, rank: Rank | None) -> RankReport:
-    """Return the report of a rank at a time. `rank` is its record, if that is on this machine."""
+def report_rank(
+    reading: RankReading, moment: Moment, facts: RankFacts | None, rank: Rank | None, *, may_hang: bool
+) -> RankReport:
+    """Return the report of a rank at a time. `rank` is its record, if that is on this machine.
+
+    In a hang no step is measured: the waits and the lag that are known are from before it, and only the host's clock
+    goes on.
+    """
     is_alive, at, saved = reading.ended is None, reading.at, reading.last_checkpoint
     info = rank.snapshot.info if rank else {}
-    lag = facts.lag if facts else None
+    measured = None if may_hang else facts
+    lag = measured.lag if measured else None
+    ratios = measured.ratios if measured else facts.host_ratios if facts else {}
     return RankReport(
         rank=reading.rank,
         group=reading.group,
@@ -89,9 +97,9 @@ def report_rank(reading: RankReading, moment: Moment, facts: RankFacts | None, r
         steps=int(reading.counters.steps),
         backward_passes=int(reading.counters.micro_steps),
         step_marker=str(info.get("settings", {}).get("step_marker", "")),
-        clock=facts.clock if facts else None,
-        phases={phase: ratio for phase, ratio in facts.ratios.items() if ratio > 0.0} if facts else {},
-        wait_ratio=facts.wait if facts else None,
+        clock=measured.clock if measured else HOST if facts else None,
+        phases={phase: ratio for phase, ratio in ratios.items() if ratio > 0.0},
+        wait_ratio=measured.wait if measured else None,
         lag_ratio=lag,
         waits_least=lag is not None and lag > MIN_LAG,
         checkpoint_seconds=None if saved is None else max(moment.monotonic - saved, 0.0),

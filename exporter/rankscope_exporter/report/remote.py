@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from threading import Lock
+from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from rankscope.cli.explaining.fetching import Answer as HttpAnswer
 from rankscope.cli.explaining.fetching import FetchError, within
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
-from rankscope_exporter.report.runs import ANALYZED, NodeReport, RunReport, ordered
+from rankscope_exporter.report.gpus import GpuReport, GpusReport
+from rankscope_exporter.report.runs import ANALYZED, NodeReport, RunReport, ordered, places
 
 ANSWERS_WITHIN = 10.0
 ASK_INTERVAL = 2.0
 """Seconds between two requests to the analyzer, while this node's report is read."""
 READ_FOR, KNOWN_FOR = 30.0, 15.0
 """Seconds after a reading of this node's report for which the analyzer is asked, and for which its answer counts."""
-REPORT = TypeAdapter(NodeReport)
+
+
+@dataclass(frozen=True)
+class RemoteReport:
+    """The answer of an exporter or an analyzer; the last three are an analyzer's."""
+
+    at: float
+    runs: Sequence[RunReport]
+    targets: Mapping[str, int] = field(default_factory=dict)
+    """The number of exporters that answer it (`up`) and that do not (`failing`)."""
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Why exporters do not answer it, by URL: the first ones."""
+    exporters: Sequence[str] = ()
+    """The URLs of the exporters that it asks: the first ones."""
+
+
+REPORT = TypeAdapter(RemoteReport)
+GPUS = TypeAdapter(GpusReport)
+ReportT = TypeVar("ReportT")
 Fetch = Callable[[str, Mapping[str, str]], HttpAnswer]
 
 
@@ -28,18 +50,40 @@ class RemoteError(Exception):
     """The report cannot be read; the text says from where, and why."""
 
 
-def fetch_report(server: Prometheus) -> NodeReport:
+def fetch_report(server: Prometheus, seconds: float = ANSWERS_WITHIN) -> RemoteReport:
     """Return the report at `/api/v1/runs` of an exporter or an analyzer. Raise RemoteError."""
+    return _validated(server, REPORT, _ask(server, "runs", seconds))
+
+
+def fetch_gpus(server: Prometheus, seconds: float = ANSWERS_WITHIN) -> Sequence[GpuReport]:
+    """Return the GPUs at `/api/v1/gpus` of an exporter; none from an analyzer. Raise RemoteError."""
+    answer = _ask(server, "gpus", seconds, HTTPStatus.NOT_FOUND)
+    return () if answer.status == HTTPStatus.NOT_FOUND else _validated(server, GPUS, answer).gpus
+
+
+def _ask(server: Prometheus, page: str, seconds: float, *allowed: HTTPStatus) -> HttpAnswer:
     try:
-        answer = within(ANSWERS_WITHIN, lambda: server.ask("runs"))
+        answer = within(seconds, lambda: server.ask(page))
     except (PrometheusError, TimeoutError) as error:
         raise RemoteError(f"{server.url}: {error}" if isinstance(error, TimeoutError) else str(error)) from error
-    if answer.status != HTTPStatus.OK:
+    if answer.status not in (HTTPStatus.OK, *allowed):
         raise RemoteError(f"{server.url} answers {answer.status} {answer.reason}")
+    return answer
+
+
+def _validated(server: Prometheus, form: TypeAdapter[ReportT], answer: HttpAnswer) -> ReportT:
     try:
-        return REPORT.validate_json(answer.body)
-    except ValidationError as error:
+        return form.validate_python(json.loads(answer.body, parse_float=_finite, parse_constant=_finite))
+    except (ValueError, OverflowError, RecursionError) as error:  # a ValidationError is a ValueError
         raise RemoteError(f"{server.url} is not a Rankscope exporter or analyzer of this version") from error
+
+
+def _finite(text: str) -> float:
+    """Return a number of an answer. Raise ValueError if it is none that an exporter sends."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
 
 
 class AnalyzedRuns:
@@ -51,7 +95,7 @@ class AnalyzedRuns:
     def __init__(
         self,
         server: Prometheus,
-        fetch: Callable[[Prometheus], NodeReport] = fetch_report,
+        fetch: Callable[[Prometheus], RemoteReport] = fetch_report,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server, self._fetch, self._monotonic = server, fetch, monotonic
@@ -78,7 +122,7 @@ class AnalyzedRuns:
             return run
         same = (one for one in known if one.is_judged and (one.run, one.owner) == (run.run, run.owner))
         # Another job of the same name has other ranks here, or none.
-        of_analyzer = next((one for one in same if _places(run) <= _places(one)), None)
+        of_analyzer = next((one for one in same if places(run) <= places(one)), None)
         return replace(_with_verdict(run, of_analyzer), judged_by=self._server.url) if of_analyzer else run
 
 
@@ -98,11 +142,6 @@ def one_at_a_time(fetch: Fetch) -> Fetch:
             lock.release()
 
     return fetch_alone
-
-
-def _places(run: RunReport) -> Set[tuple[int, str]]:
-    """Return each rank with its GPU, or else its node: in a container, that may have a name of its own."""
-    return {(rank.rank, rank.uuid or rank.node) for rank in run.ranks}
 
 
 def _with_verdict(run: RunReport, of_analyzer: RunReport) -> RunReport:

@@ -9,15 +9,18 @@ from dataclasses import dataclass, replace
 
 from rankscope.record.group_name import members
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
-from rankscope_exporter.diagnosis.judge import Verdict
+from rankscope_exporter.diagnosis.judge import STALLED_STEPS, Verdict
 from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.diagnosis.standstill import SILENT
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.ranks.readings import reading
 from rankscope_exporter.ranks.watcher import STALE_AFTER, OutdatedError
 from rankscope_exporter.report.analyzer import Analyzer
 from rankscope_exporter.report.findings import FindingReport, PendingReport, report_finding, report_pending
+from rankscope_exporter.report.gpus import GpuProblem
 from rankscope_exporter.report.ranks import Moment, RankReport, report_rank, step_seconds
+from rankscope_exporter.report.rates import RecentRates
 
 ROUNDING = 1e-6
 MOST_UNKNOWN = 0.5
@@ -66,7 +69,7 @@ class RunReport:
     """The window of rates and ratios."""
     steps_per_second: float | None
     step_seconds: float | None
-    """The median length of the last steps."""
+    """The median length of the last steps; None while the run hangs or may hang."""
     useful_ratio: float | None
     lost: Mapping[str, float]
     """Ratio of lost GPU time by cause, the largest first."""
@@ -77,11 +80,13 @@ class RunReport:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """All runs: living ones first, and among those the ones with findings."""
+    """All runs: living ones first, and among those the worst."""
 
     at: float
     """The unix time of the readings."""
     runs: Sequence[RunReport]
+    gpu_problems: Sequence[GpuProblem] = ()
+    """What alerts about the node's GPUs, and then what will if it lasts."""
 
 
 class Reporter:
@@ -103,6 +108,10 @@ class Reporter:
         """Knows who diagnoses the runs that are not whole on this node."""
         self.complete: Callable[[NodeReport], NodeReport] = lambda report: report
         """Adds what the analyzer says of them, if it is configured."""
+        self.check_gpus: Callable[[Callable[[], Sequence[RunReport]]], Sequence[GpuProblem]] = lambda _runs: ()
+        """Returns the problems of the GPUs, which depend on the runs."""
+        self.rates = RecentRates()
+        """How busy the GPUs and how fast the runs were in the last minutes."""
 
     def look(self) -> Look | None:
         """Return the last update of the diagnosis; None if the collector `findings` is off or late."""
@@ -114,7 +123,15 @@ class Reporter:
         scan, look = self._scan(), self.look()
         if scan is None:
             raise OutdatedError(f"the run directories have not been read for {STALE_AFTER:.0f} s")
-        return self.complete(report_of_look(look, self.analyzer.address)) if look else self._report_of_scan(scan)
+        node = self.complete(report_of_look(look, self.analyzer.address)) if look else self._report_of_scan(scan)
+        return replace(node, gpu_problems=self.check_gpus(lambda: node.runs))
+
+    def watch(self) -> None:
+        """Check the GPUs and record the rates. Called every few seconds, whether or not the report is read."""
+        look = self.look()
+        if look:
+            self.rates.record(look)
+        self.check_gpus(lambda: report_of_look(look).runs if look else ())
 
     def _report_of_scan(self, scan: Scan) -> NodeReport:
         read = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=self._monotonic())
@@ -173,8 +190,19 @@ def _by_run(ranks: Sequence[Rank]) -> Mapping[Run, Sequence[Rank]]:
 
 
 def ordered(runs: Sequence[RunReport]) -> Sequence[RunReport]:
-    """Return the runs in the order of display: living ones first, and among those the ones with findings."""
-    return sorted(runs, key=lambda one: (not one.living, not one.findings, one.run, one.owner))
+    """Return the runs in the order of display: living ones first, and among those the worst."""
+    return sorted(runs, key=lambda one: (not one.living, *_severity(one), one.run, one.owner))
+
+
+def places(run: RunReport) -> Set[tuple[int, str]]:
+    """Return each rank with its GPU, or else its node: in a container, that may have a name of its own."""
+    return {(rank.rank, rank.uuid or rank.node) for rank in run.ranks}
+
+
+def _severity(run: RunReport) -> tuple[object, ...]:
+    """Return a key that sorts critical findings first, then the largest warnings, then runs without a finding."""
+    is_critical = any(one.severity == "critical" for one in run.findings)
+    return not is_critical, not run.findings, -max((one.ratio for one in run.findings), default=0.0)
 
 
 def _run(
@@ -192,7 +220,8 @@ def _run(
     is_known = bool(lost) and lost.get("unknown", 0.0) <= MOST_UNKNOWN
     useful = lost.pop("none", 0.0)
     rate = facts.steps_rate if facts and facts.ranks else None
-    size = max(one.world_size for one in readings)
+    size, may_hang = max(one.world_size for one in readings), _may_hang(verdict, facts)
+    step = step_seconds([rank for rank in ranks if rank.snapshot.alive]) if ranks else rate and 1.0 / rate
     return RunReport(
         run=run[0],
         owner=run[1],
@@ -208,13 +237,20 @@ def _run(
         ended=len(readings) - living,
         window_seconds=facts.seconds if facts and facts.ranks else None,
         steps_per_second=rate,
-        step_seconds=step_seconds([rank for rank in ranks if rank.snapshot.alive]) if ranks else rate and 1.0 / rate,
+        step_seconds=None if may_hang else step,
         useful_ratio=useful if is_known else None,
         lost=dict(sorted(((cause, ratio) for cause, ratio in lost.items() if ratio > ROUNDING), key=lambda it: -it[1])),
         findings=[report_finding(run, one, verdict.at, moment.unix) for one in verdict.findings] if verdict else [],
         pending=[report_pending(run, one) for one in verdict.pending] if verdict else [],
-        ranks=_ranks(readings, moment, facts, ranks),
+        ranks=_ranks(readings, moment, facts, ranks, may_hang=may_hang),
     )
+
+
+def _may_hang(verdict: Verdict | None, facts: RunFacts | None) -> bool:
+    """Return whether the run hangs or may hang; without a verdict, whether its ranks here stand still."""
+    if verdict:
+        return verdict.may_hang
+    return bool(facts and facts.stalled > max(SILENT, STALLED_STEPS * facts.seconds / max(facts.steps, 1.0)))
 
 
 def _reason(not_judged: str, here: int, size: int) -> str:
@@ -224,9 +260,9 @@ def _reason(not_judged: str, here: int, size: int) -> str:
 
 
 def _ranks(
-    readings: Sequence[RankReading], moment: Moment, facts: RunFacts | None, ranks: Sequence[Rank]
+    readings: Sequence[RankReading], moment: Moment, facts: RunFacts | None, ranks: Sequence[Rank], *, may_hang: bool
 ) -> Sequence[RankReport]:
     known = {one.rank: one for one in facts.ranks} if facts else {}
     here = {int(rank.key[1]): rank for rank in ranks}
     numbered = sorted(readings, key=lambda one: one.rank)
-    return [report_rank(one, moment, known.get(one.rank), here.get(one.rank)) for one in numbered]
+    return [report_rank(one, moment, known.get(one.rank), here.get(one.rank), may_hang=may_hang) for one in numbered]

@@ -1,182 +1,255 @@
-"""The screen of `rankscope top`: findings, runs with their ranks, GPUs."""
+"""The screen of `rankscope top`: problems, runs with their ranks, GPUs or nodes, and charts where there is room."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.table import Table
+from rich.segment import Segment
 from rich.text import Text
 
 from rankscope.cli.printable import printable
-from rankscope.record.quantities import duration
+from rankscope.record.quantities import count
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.findings import FindingReport
-from rankscope_exporter.report.gpus import BAD_STATES, GpuReport
-from rankscope_exporter.report.ranks import RankReport
+from rankscope_exporter.report.gpus import GpuReport
 from rankscope_exporter.report.runs import NodeReport, RunReport
-from rankscope_exporter.top.bars import bar, legend
+from rankscope_exporter.top.bars import legend
+from rankscope_exporter.top.layout import Line, Lines, Section, first_that_fit, share_rows, side_by_side
+from rankscope_exporter.top.servers import NodeState
+from rankscope_exporter.top.tables import STYLES, Column, gpu_section, node_section, run_section
+from rankscope_exporter.top.trends import RunKey, Trends, key_of
 
-STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "": ""}
-BAR_WIDTH, NARROW_BAR = 24, 10
-PHASE_WIDTH = 22
-"""The width of the column for the current phase and its time, so that the table does not change its width."""
-NARROW = 100
-"""Columns of the terminal below which steps, pids and power are left out."""
+WIDE, GAP = 156, 2
+"""Columns of the terminal from which on GPUs are next to the ranks, and the space between the two."""
+ROOM_FOR_ROWS = 8
+"""Lines that are kept for the ranks of a run if there are too many runs to show."""
+CHART_LINES = 7, 24
+"""The fewest and the most lines of the charts, with their headings."""
+MOST_OF_SCREEN = 0.4
+"""The part of the screen that problems may take."""
+NODES_NAMED = 3
+MEASURES = "waits, lag: of the step, over the same seconds"
+Entry = Sequence[RenderableType]
+
+
+class Shown(NamedTuple):
+    """The content of the screen at one moment. `error` is the reason if the ranks cannot be read."""
+
+    node: NodeReport
+    gpus: Sequence[GpuReport] = ()
+    error: str = ""
+    source: str = ""
+    """The URL of the only server that is asked; empty for this machine."""
+    nodes: Sequence[NodeState] = ()
+    """The servers, if several are asked."""
+    left_out: int = 0
+    """The number of exporters that are not asked, because they are too many."""
 
 
 @dataclass(frozen=True)
 class Screen:
-    """The limits of the terminal. `ranks` is the number of ranks shown per run, None for all."""
+    """The terminal, and what the user has chosen."""
 
     width: int
     has_color: bool
-    ranks: int | None = None
-
-    @property
-    def is_narrow(self) -> bool:
-        """Return whether only the most important columns fit."""
-        return self.width < NARROW
-
-
-def view(
-    node: NodeReport, gpus: Sequence[GpuReport], screen: Screen, error: str = "", source: str = ""
-) -> RenderableType:
-    """Return the whole screen. `error` is the reason if the ranks cannot be read.
-
-    `source` is the URL of the exporter or analyzer that has sent the report; empty for this machine's.
-    """
-    parts: list[RenderableType] = [_head(node, gpus, source), *_problems(node, gpus, error, source)]
-    parts += [part for run in node.runs for part in _run(run, screen)]
-    bars = [rank.phases for run in node.runs for rank in run.ranks if rank.is_alive]
-    if any(bars):
-        parts.append(legend(bars, has_color=screen.has_color))
-    if gpus:
-        parts += [Text(), _gpus(gpus, screen)]
-    return Group(*parts)
+    height: int | None = None
+    """None shows everything."""
+    has_keys: bool = False
+    chosen: RunKey | None = None
+    """The run whose ranks are shown first."""
+    watched_since: float | None = None
+    """The unix time since which this program reads the ranks itself; None if an exporter does."""
 
 
-def _head(node: NodeReport, gpus: Sequence[GpuReport], source: str) -> Text:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.at))
-    answering = f"{sum(gpu.is_up for gpu in gpus)} of {len(gpus)} GPUs answer" if gpus else "no GPU answers"
-    about = [source, when] if source else [socket.gethostname(), when, answering]
-    return Text(printable("  ".join(["rankscope top", *about])), style="dim")
+class View:
+    """The whole screen."""
+
+    def __init__(self, shown: Shown, screen: Screen, trends: Trends | None = None) -> None:
+        self._shown, self._screen, self._trends = shown, screen, trends or Trends()
+
+    def __rich_console__(self, console: Console, _options: ConsoleOptions) -> RenderResult:
+        """Yield the lines of the screen, as many as fit."""
+        lines = self._lines(Lines(console, self._screen.width))
+        for i, line in enumerate(lines[: self._screen.height]):
+            yield from [Segment.line()] * (i > 0) + line
+        if self._screen.height is None:
+            yield Segment.line()
+
+    def _lines(self, lines: Lines) -> list[Line]:
+        shown, screen = self._shown, self._screen
+        entries = [*_problems(shown, screen.watched_since)]
+        bars = [rank.phases for run in shown.node.runs for rank in run.ranks if rank.is_alive]
+        foot = lines.of(_legend(bars, has_color=screen.has_color)) if any(bars) else []
+        head = lines.of(_head(shown))
+        if screen.height is None:
+            top = [*head, *chain.from_iterable(lines.of(part) for entry in entries for part in entry)]
+            return [*top, *self._everything(lines), *foot]
+        if screen.has_keys:
+            foot += lines.of(_keys(len(shown.node.runs)))
+        problems = first_that_fit(lines, entries, max(int(MOST_OF_SCREEN * screen.height), 2), _more_problems)
+        left = max(screen.height - len(head) - len(problems) - len(foot), 1)
+        body = self._body(lines, left)
+        return [*head, *problems, *body, *([[]] * max(left - len(body), 0)), *foot]
+
+    def _everything(self, lines: Lines) -> list[Line]:
+        sections = self._sections(lines.width, lines.width)
+        return [*chain.from_iterable(lines.section(one, one.rows) for one in sections)]
+
+    def _sections(self, run_width: int, other_width: int) -> list[Section]:
+        shown, screen = self._shown, self._screen
+        column = Column(run_width, screen.has_color)
+        several = len(shown.node.runs) > 1
+        found = [
+            run_section(run, column, is_chosen=several and key_of(run) == screen.chosen) for run in shown.node.runs
+        ]
+        exporters = [node for node in shown.nodes if not node.is_analyzer]
+        if exporters:
+            found.append(node_section(exporters, shown.node.runs))
+        elif shown.gpus:
+            found.append(gpu_section(shown.gpus, Column(other_width, screen.has_color)))
+        return found
+
+    def _body(self, lines: Lines, height: int) -> list[Line]:
+        """Return the runs and GPUs that fit, next to each other on a wide terminal, and charts below them."""
+        width, runs = self._screen.width, self._shown.node.runs
+        left_width = (width - GAP) // 2 if width >= WIDE else width
+        sections = self._sections(left_width, width - GAP - left_width if width >= WIDE else width)
+        others = sections[len(runs) :]
+        if width >= WIDE and runs and others:
+            left = self._column(lines.narrower(left_width), sections[: len(runs)], height)
+            right = self._column(lines.narrower(width - GAP - left_width), others, height)
+            body = side_by_side(left, right, left_width, GAP)
+        else:
+            body = self._column(lines, [*others, *sections[: len(runs)]], height, len(others))
+        return [*body, *self._charts(lines, height - len(body))]
+
+    def _column(self, lines: Lines, sections: Sequence[Section], height: int, last: int = 0) -> list[Line]:
+        """Return the sections that fit. The first `last` ones are the most important, but are shown at the end."""
+        runs = self._shown.node.runs
+        chosen = next((i for i, run in enumerate(runs) if key_of(run) == self._screen.chosen), None)
+        first = None if chosen is None or len(sections) - last < len(runs) else chosen + last
+        most = max(height - ROOM_FOR_ROWS, last + 1)
+        if first is not None and first >= most > 0 and len(sections) > most:  # show it first
+            sections, first = [*sections[:last], sections[first], *sections[last:first], *sections[first + 1 :]], last
+        fitting = sections[:most] if len(sections) > most + 1 else sections
+        hidden = len(sections) - len(fitting)
+        rows = share_rows(lines, fitting, height - bool(hidden), first)
+        blocks = [lines.section(section, n) for section, n in zip(fitting, rows, strict=True)]
+        more = lines.of(Text(f"... and {count(hidden, 'more run')}", style="dim")) if hidden else []
+        return [*chain.from_iterable([*blocks[last:], more, *blocks[:last]])]
+
+    def _charts(self, lines: Lines, height: int) -> list[Line]:
+        """Return the charts of the chosen run, or the worst, next to each other if the terminal is wide."""
+        runs, screen = self._shown.node.runs, self._screen
+        run = next((run for run in runs if key_of(run) == screen.chosen), runs[0] if runs else None)
+        if run is None or height < CHART_LINES[0] + 1:
+            return []
+        size = min(height - 1, CHART_LINES[1]) - 1
+        is_wide = screen.width >= WIDE
+        width = (screen.width - GAP) // 2 if is_wide else screen.width
+        charts = self._trends.charts(run, width, size, has_color=screen.has_color)
+        parts = [lines.narrower(width).of(chart) for chart in charts]
+        if not parts:
+            return []
+        return [[], *(side_by_side(parts[0], parts[1], width, GAP) if is_wide and len(parts) > 1 else parts[0])]
 
 
-def _problems(node: NodeReport, gpus: Sequence[GpuReport], error: str, source: str) -> Iterator[RenderableType]:
-    findings = [one for run in node.runs for one in run.findings]
-    defective = [gpu for gpu in gpus if gpu.problem]
-    if error:
-        yield Text(f"No data about the ranks: {error}.", style=STYLES["bad"])
-    for one in findings:
-        yield from _finding(one)
-    for gpu in defective:
-        yield Text(f"GPU {gpu.index} {gpu.problem}.", style=STYLES["bad"])
-    for run in describe.undiagnosed(node.runs):
-        yield Text(printable(describe.undiagnosed_sentence(run)), style="bold")
-        if known := " ".join(describe.known_here(run)):
-            yield Padding(Text(printable(known)), (0, 0, 0, 2), expand=False)
-    if not (error or findings or defective):
-        yield from _no_problem(node, source)
-    for run in node.runs:
-        for note in describe.notes(run):
-            yield Text(printable(note), style="dim")
+def _head(shown: Shown) -> Text:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.node.at))
+    gpus = [gpu for node in shown.nodes for gpu in node.gpus] or shown.gpus
+    exporters = [node for node in shown.nodes if not node.is_analyzer]
+    parts = [f"{sum(not node.error for node in exporters)} of {len(exporters)} nodes"] if exporters else []
+    parts += [f"{sum(gpu.is_up for gpu in gpus)} of {len(gpus)} GPUs"] if gpus else []
+    is_here = not (shown.source or shown.nodes)
+    answering = f"{', '.join(parts)} answer" if parts else "no GPU answers" if is_here else ""
+    where = shown.source or socket.gethostname() if is_here or shown.source else ""
+    return Text(printable("  ".join(filter(None, ["rankscope top", where, when, answering]))), style="dim")
 
 
-def _finding(one: FindingReport) -> Iterator[RenderableType]:
+def _legend(bars: Sequence[Mapping[str, float]], *, has_color: bool) -> Text:
+    return legend(bars, has_color=has_color).append(MEASURES, style="dim")
+
+
+def _keys(runs: int) -> Text:
+    return Text("q quit" + "   n, p next and previous run" * (runs > 1), style="dim")
+
+
+def _problems(shown: Shown, watched_since: float | None) -> Iterator[Entry]:
+    """Yield what is wrong, the worst first, each as a sentence and what follows it."""
+    runs = shown.node.runs
+    findings = sorted(
+        (one for run in runs for one in run.findings), key=lambda one: (one.severity != "critical", -one.ratio)
+    )
+    gpus = [*_defects(shown)]
+    if shown.error:
+        yield (Text(printable(f"No data about the ranks: {shown.error}."), style=STYLES["bad"]),)
+    silent = [*_silent(shown)]
+    critical = [one for one in findings if one.severity == "critical"]
+    yield from (_finding(one, watched_since) for one in critical)
+    yield from silent
+    yield from (_finding(one, watched_since) for one in findings[len(critical) :])
+    yield from gpus
+    for run in describe.undiagnosed(runs):
+        known = " ".join(describe.known_here(run))
+        more = (Padding(Text(printable(known)), (0, 0, 0, 2), expand=False),) if known else ()
+        yield (Text(printable(describe.undiagnosed_sentence(run)), style="bold"), *more)
+    if not (shown.error or findings or gpus):
+        yield from ((text,) for text in _no_problem(shown, is_partly_unknown=bool(silent)))
+    for run in runs:
+        yield from ((Text(printable(note), style="dim"),) for note in describe.notes(run))
+
+
+def _silent(shown: Shown) -> Iterator[Entry]:
+    """Yield the nodes that do not answer."""
+    for is_only_unreachable in (False, True):
+        silent = [node for node in shown.nodes if node.error and node.is_only_unreachable == is_only_unreachable]
+        names = ", ".join(node.name for node in silent[:NODES_NAMED])
+        if not silent:
+            continue
+        if is_only_unreachable:
+            text = f"{count(len(silent), 'node')} cannot be reached from here, but by the analyzer: {names}"
+        elif len(silent) == 1:
+            text = f"No answer from {names}: {silent[0].error}"
+        else:
+            text = f"No answer from {len(silent)} nodes: {names}"
+        more = f" and {len(silent) - NODES_NAMED} more" if len(silent) > NODES_NAMED else ""
+        yield (Text(printable(f"{text}{more}."), style=STYLES["warn" if is_only_unreachable else "bad"]),)
+    if shown.left_out:
+        yield (Text(f"{shown.left_out} more nodes of the analyzer are not asked.", style=STYLES["warn"]),)
+
+
+def _defects(shown: Shown) -> Iterator[Entry]:
+    places = [(f" of {node.name}", node.gpus) for node in shown.nodes] or [("", shown.gpus)]
+    for where, gpus in places:
+        for gpu in gpus:
+            if gpu.problem:
+                yield (Text(printable(f"GPU {gpu.index}{where} {gpu.problem}."), style=STYLES["bad"]),)
+
+
+def _finding(one: FindingReport, watched_since: float | None) -> Entry:
     text = Text(f"{one.severity.upper()} ", style=STYLES["bad" if one.severity == "critical" else "warn"])
-    text.append(f"for {duration(one.age_seconds)}: {printable(one.sentence)}", style="bold")
-    yield text
-    yield Padding(Text(one.advice), (0, 0, 0, 2), expand=False)
+    text.append(f"{describe.age(one, watched_since)}: {printable(one.sentence)}", style="bold")
+    return text, Padding(Text(printable(one.advice)), (0, 0, 0, 2), expand=False)
 
 
-def _no_problem(node: NodeReport, source: str) -> Iterator[Text]:
-    yet = " yet" if any(describe.is_growing(one) for run in node.runs for one in run.pending) else ""
-    if not node.runs:
-        yield Text("No run is known there." if source else "No rank records on this machine.")
-    elif not describe.undiagnosed(node.runs):
+def _more_problems(left: int) -> Text:
+    return Text(f"... and {left} more: rankscope top --once shows all", style="bold", no_wrap=True)
+
+
+def _no_problem(shown: Shown, *, is_partly_unknown: bool) -> Iterator[Text]:
+    runs: Sequence[RunReport] = shown.node.runs
+    yet = " yet" if any(describe.is_growing(one) for run in runs for one in run.pending) else ""
+    if not runs:
+        if not is_partly_unknown:
+            yield Text("No run is known there." if shown.source or shown.nodes else "No rank records on this machine.")
+    elif not describe.undiagnosed(runs) and not is_partly_unknown:
         yield Text(f"No problem found{yet}.", style=STYLES["warn" if yet else "good"])
-    elif any(run.is_judged and run.living for run in node.runs):
+    elif any(run.is_judged and run.living for run in runs):
         yield Text(f"Otherwise, no problem found{yet}.")
-
-
-def _run(run: RunReport, screen: Screen) -> Iterator[RenderableType]:
-    yield Text()
-    head = Text(printable(describe.title(run)), style="bold")
-    head.append(f": {', '.join(describe.summary(run))}", style="not bold dim")
-    yield head
-    ranks = _select_ranks(run, screen.ranks)
-    table = _table(
-        ("rank", True), ("GPU", True), ("now", False), ("time by phase", False), ("waits", True), ("lag", True)
-    )
-    table.columns[2].min_width = PHASE_WIDTH
-    if len(run.nodes) > 1:
-        table.add_column("node", no_wrap=True)
-    if not screen.is_narrow:
-        for name in ("steps", "pid"):
-            table.add_column(name, justify="right", no_wrap=True)
-    for rank in ranks:
-        table.add_row(*_rank(run, rank, screen), style=STYLES[describe.mark(run, rank)] if screen.has_color else "")
-    yield table
-    if hidden := len(run.ranks) - len(ranks):
-        yield Text(f"and {hidden} more ranks", style="dim")
-
-
-def _select_ranks(run: RunReport, limit: int | None) -> Sequence[RankReport]:
-    """Return the ranks that fit, marked ranks first, ordered by number."""
-    if limit is None or len(run.ranks) <= limit:
-        return run.ranks
-    first = sorted(run.ranks, key=lambda rank: (not describe.mark(run, rank), not rank.waits_least, rank.rank))
-    return sorted(first[:limit], key=lambda rank: rank.rank)
-
-
-def _table(*columns: tuple[str, bool]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name, is_number in columns:
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
-    return table
-
-
-def _rank(run: RunReport, rank: RankReport, screen: Screen) -> Iterator[Text]:
-    yield Text(str(rank.rank))
-    yield Text(rank.gpu)
-    yield Text(printable(describe.now(rank)), style=STYLES[describe.now_mark(run, rank)])
-    width = NARROW_BAR if screen.is_narrow and len(run.nodes) > 1 else BAR_WIDTH
-    yield bar(rank.phases if rank.is_alive else {}, width, has_color=screen.has_color)
-    yield Text(describe.wait(rank))
-    yield Text(f"{describe.lag(rank)}{' <' * (rank.waits_least and rank.is_alive)}")
-    if len(run.nodes) > 1:
-        yield Text(printable(rank.node))
-    if not screen.is_narrow:
-        yield Text(describe.steps(rank))
-        yield Text("" if rank.pid is None else str(rank.pid))
-
-
-def _gpus(gpus: Sequence[GpuReport], screen: Screen) -> Table:
-    table = _table(
-        ("GPU", True), ("state", False), ("busy", True), ("temp", True), ("memory GiB", True), ("throttled", False)
-    )
-    if not screen.is_narrow:
-        table.add_column("power", justify="right", no_wrap=True)
-        table.add_column("held by", no_wrap=True)
-    for gpu in gpus:
-        table.add_row(*_gpu(gpu, screen))
-    return table
-
-
-def _gpu(gpu: GpuReport, screen: Screen) -> Iterator[Text]:
-    is_lost = not gpu.is_up
-    state_mark = "bad" if is_lost or gpu.state in BAD_STATES else "good" if gpu.state == "working" else ""
-    yield Text(gpu.index)
-    yield Text("lost" if is_lost else gpu.state or "answers", style=STYLES[state_mark])
-    yield Text("" if gpu.busy_ratio is None else f"{gpu.busy_ratio:.0%}")
-    yield Text("" if gpu.temperature is None else f"{gpu.temperature:.0f} C", style=STYLES["bad" if gpu.is_hot else ""])
-    yield Text(gpu.memory)
-    yield Text(gpu.throttling, style=STYLES[gpu.throttling_mark])
-    if not screen.is_narrow:
-        yield Text("" if gpu.power is None else f"{gpu.power:.0f} W")
-        yield Text(printable(gpu.holder))

@@ -1,4 +1,4 @@
-"""The exporter's pages: /, /metrics, /api/v1/runs, /api/v1/facts, /-/healthy, and those of lifecycle.py.
+"""The exporter's pages: /, /metrics, /api/v1/runs, /api/v1/gpus, /api/v1/facts, /-/healthy, and those of lifecycle.py.
 
 All other paths are 404.
 """
@@ -19,7 +19,9 @@ from rankscope_exporter.node_facts.recorder import NodeFacts
 from rankscope_exporter.node_facts.wire import ANALYZER
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
+from rankscope_exporter.report.gpus import GpusReport, report_gpus
 from rankscope_exporter.report.runs import Reporter
+from rankscope_exporter.report.values import Values
 from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
 from rankscope_exporter.web.pages import (
     METRICS,
@@ -85,16 +87,20 @@ def create_app(
     reporter: Reporter | None = None,
     facts: NodeFacts | None = None,
     *,
+    node: str = "",
     has_lifecycle: bool = False,
 ) -> ASGIApp:
-    """Return the ASGI application. `gpus` knows whether the exporter is ready; `has_lifecycle` allows a release."""
+    """Return the ASGI application of the node with this name.
+
+    `gpus` knows whether the exporter is ready; `has_lifecycle` allows a release.
+    """
     app = FastAPI(lifespan=limit_threads, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
     @app.api_route("/-/healthy", methods=READ)
     async def healthy() -> Response:
         return PlainTextResponse("healthy\n")
 
-    status_page = SingleFlight(lambda: render_status(scrape.collect(), reporter))
+    status_page = SingleFlight(lambda: render_status(scrape.collect(), reporter, name=node))
 
     @app.api_route("/", methods=READ)
     async def status(request: Request) -> Response:
@@ -102,15 +108,20 @@ def create_app(
         return HTMLResponse(page, headers={"Content-Security-Policy": POLICY, "Vary": "X-Forwarded-Prefix"})
 
     if reporter:
-        _add_api(app, reporter)
+        _add_api(app, scrape, reporter)
     if facts:
         _add_facts(app, facts, reporter)
     add_lifecycle(app, gpus, is_allowed=has_lifecycle)
     return MetricsFirst(app, scrape)
 
 
-def _add_api(app: FastAPI, reporter: Reporter) -> None:
+def _add_api(app: FastAPI, scrape: Scrape, reporter: Reporter) -> None:
     page = SingleFlight(lambda: as_json(reporter.report()))
+    gpu_page = SingleFlight(lambda: as_json(_gpus(scrape, reporter)))
+
+    @app.api_route("/api/v1/gpus", methods=READ)
+    async def gpus() -> Response:
+        return Response(await gpu_page.next(), media_type="application/json")
 
     @app.api_route("/api/v1/runs", methods=READ)
     async def runs() -> Response:
@@ -118,6 +129,11 @@ def _add_api(app: FastAPI, reporter: Reporter) -> None:
             return Response(await page.next(), media_type="application/json")
         except OutdatedError as error:
             return JSONResponse({"error": str(error)}, status_code=503)
+
+
+def _gpus(scrape: Scrape, reporter: Reporter) -> GpusReport:
+    now = time.time()
+    return GpusReport(now, report_gpus(Values(scrape.collect()), reporter.look(), now))
 
 
 def _add_facts(app: FastAPI, facts: NodeFacts, reporter: Reporter | None) -> None:

@@ -68,10 +68,11 @@ REQUEST_INTERVAL = 0.005
 loop about 0.5 ms. If all CONNECTIONS wait, that is 0.32 s; a probe of Kubernetes waits for 1 s by default."""
 
 SLOW_PAGE_INTERVAL = 1.0
-"""Seconds from one status page to the next, and likewise for /api/v1/runs: their content changes once a second."""
+"""Seconds from one status page to the next, and likewise for /api/v1/runs and
+/api/v1/gpus, each of which changes once a second."""
 
 SLOW_PAGE_SHARE = 0.05
-"""Share of a CPU for each of the two. A page for eight ranks takes about 5 ms, so that the interval bounds it."""
+"""Share of a CPU for each of the three. A page for eight ranks takes about 5 ms, so that the interval bounds it."""
 
 PAGE_BYTES = 6 * 1024 * 1024
 """Size of all different pages that are being sent: three of the largest that attacks make. One page may be larger if it

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from html import escape
 
 from rankscope.record.phases import NAMES
-from rankscope.record.quantities import duration, percent
+from rankscope.record.quantities import duration, number, percent
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.ranks import RankReport
+from rankscope_exporter.report.rates import Point
 from rankscope_exporter.report.runs import NodeReport, RunReport
+from rankscope_exporter.web import charts
 from rankscope_exporter.web.table import Cell, Column, Row, table
 
 COLUMNS = (
@@ -28,14 +30,29 @@ NODE = Column("node")
 """A column of runs that span nodes."""
 
 
-def run_section(run: RunReport) -> str:
-    """Return a run's heading and the table of its ranks as HTML."""
+def run_section(run: RunReport, steps: Sequence[Point] = ()) -> str:
+    """Return a run's heading, the chart of its steps per second, and the table of its ranks as HTML."""
     kind = "" if run.living else ' class="ended"'
     has_nodes = len(run.nodes) > 1
     columns = (COLUMNS[0], NODE, *COLUMNS[1:]) if has_nodes else COLUMNS
-    ranks = table(columns, [_rank(run, rank, has_node=has_nodes) for rank in run.ranks])
-    about = " · ".join(filter(None, (describe.owner(run), *describe.summary(run))))
-    return f"<section{kind}><h2>{escape(describe.name(run))} <small>{escape(about)}</small></h2>{ranks}</section>"
+    name = describe.name(run)
+    ranks = table(columns, [_rank(run, rank, has_node=has_nodes) for rank in run.ranks], f"Ranks of run {name}")
+    about = " · ".join(filter(None, (describe.owner(run), *describe.summary(run), _standstill(run))))
+    head = f"<h2>{escape(name)} <small>{escape(about)}</small></h2>{_speed(steps) if run.living else ''}"
+    return f'<section{kind} id="run-{escape(name)}-{escape(run.owner)}">{head}{ranks}</section>'
+
+
+def _standstill(run: RunReport) -> str:
+    """Return since when waits and lags could not be measured; empty if they are."""
+    stalled = min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0)
+    return f"no progress for {duration(stalled)}: waits and lags are unknown" if _stands_still(run) else ""
+
+
+def _speed(steps: Sequence[Point]) -> str:
+    rates = [point.rate for point in steps]
+    words = f"now {number(rates[-1])}, highest {number(max(rates))}" if rates else ""
+    drawn = charts.line(steps, max(rates, default=0.0), f"steps per second in the last 10 min: {words}")
+    return f'<p class="rate">Steps per second, last 10 min {drawn} {words}</p>' if drawn else ""
 
 
 def legend(node: NodeReport) -> str:
@@ -43,7 +60,8 @@ def legend(node: NodeReport) -> str:
     shown = {phase for run in node.runs for rank in run.ranks for phase in rank.phases}
     known = [phase for phase in NAMES if phase in shown] + ["own"] * bool(shown - {*NAMES})
     names = {"own": "custom"}
-    colors = "".join(f'<i class="p-{phase}"></i>{names.get(phase, phase)}' for phase in known)
+    square = '<svg viewBox="0 0 1 1" aria-hidden="true"><rect class="p-{}" width="1" height="1"/></svg>{}'
+    colors = "".join(square.format(phase, names.get(phase, phase)) for phase in known)
     return f'<p class="legend wide">{colors}</p>' if colors else ""
 
 
@@ -54,9 +72,9 @@ def _rank(run: RunReport, rank: RankReport, *, has_node: bool) -> Row:
         *([Cell(rank.node)] if has_node else ()),
         Cell(rank.gpu),
         Cell(describe.now(rank), describe.now_mark(run, rank)),
-        Cell(html=_bar(rank.phases) if rank.is_alive else ""),
-        Cell(describe.wait(rank)),
-        _lag(rank),
+        Cell(html=charts.bar(rank.phases) if rank.is_alive else ""),
+        Cell("" if _stands_still(run) else describe.wait(rank)),
+        _lag(run, rank),
         Cell(rank.clock or ""),
         Cell(describe.steps(rank)),
         Cell("" if saved is None else f"{duration(saved)} ago"),
@@ -65,18 +83,16 @@ def _rank(run: RunReport, rank: RankReport, *, has_node: bool) -> Row:
     return Row(cells, describe.mark(run, rank))
 
 
-def _lag(rank: RankReport) -> Cell:
-    is_marked = rank.is_alive and rank.waits_least
-    return Cell(f"{describe.lag(rank)}{', waits least' * is_marked}", "bad" * is_marked)
+def _lag(run: RunReport, rank: RankReport) -> Cell:
+    """Return the lag: that of the finding which names the rank, or else that of the last seconds."""
+    found = next((one.ratio for one in run.findings if one.kind == "straggler" and rank.rank in one.ranks), None)
+    if not rank.is_alive or _stands_still(run):
+        return Cell("")
+    if found is not None:
+        return Cell(f"{percent(found)}, waits least", "bad")
+    return Cell(f"{describe.lag(rank)}{', waits least' * rank.waits_least}", "bad" * rank.waits_least)
 
 
-def _bar(phases: Mapping[str, float]) -> str:
-    """Return a bar of a rank's time by phase, in the order of the record; custom phases come last."""
-    ordered = sorted(phases, key=lambda phase: NAMES.index(phase) if phase in NAMES else len(NAMES))
-    total = sum(phases.values()) or 1.0
-    parts = "".join(
-        f'<i class="p-{phase if phase in NAMES else "own"}" style="width:{100 * phases[phase] / total:.1f}%" '
-        f'title="{escape(phase)} {percent(phases[phase])}"></i>'
-        for phase in ordered
-    )
-    return f'<div class="bar">{parts}</div>' if parts else ""
+def _stands_still(run: RunReport) -> bool:
+    """Return whether no step is measured now: what is known of waits and lags is from before."""
+    return "hang" in {*(one.kind for one in run.findings), *(one.kind for one in run.pending)}

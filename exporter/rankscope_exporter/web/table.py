@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -38,13 +39,19 @@ class Row:
     kind: str = ""
 
 
-def table(columns: Sequence[Column], rows: Sequence[Row], empty: str = "") -> str:
-    """Return the table as HTML, or the text `empty` if it has no rows."""
+def prose(text: str) -> str:
+    """Return a text as HTML: what is between two backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row], name: str, empty: str = "") -> str:
+    """Return the table as HTML, or the text `empty` if it has no rows. A screen reader reads its name."""
     if not rows:
         return f'<p class="dim">{escape(empty)}</p>' if empty else ""
-    head = "".join(f"<th{_class(column.classes)}>{escape(column.name)}</th>" for column in columns)
+    head = "".join(f'<th scope="col"{_class(column.classes)}>{escape(column.name)}</th>' for column in columns)
     body = "".join(f"<tr{_class([row.kind])}>{''.join(map(_cell, columns, row.cells))}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    scroll = f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}">'
+    return f"{scroll}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _cell(column: Column, cell: Cell) -> str:

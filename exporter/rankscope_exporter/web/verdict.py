@@ -3,57 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
 
 from rankscope.record.quantities import count, duration
+from rankscope_exporter.diagnosis.words import ALERTS
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.findings import FindingReport
-from rankscope_exporter.report.gpus import GpuReport
+from rankscope_exporter.report.gpus import GpuProblem, GpuReport
 from rankscope_exporter.report.runs import NodeReport, RunReport
+from rankscope_exporter.web.table import prose
+
+RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks"
+SOON = 600.0
+"""Seconds: what alerts within this time if it lasts is a reason to look again."""
+Problem = FindingReport | GpuProblem
 
 
-def title(node: NodeReport, gpus: Sequence[GpuReport], program: str = "Rankscope exporter") -> str:
-    """Return the page's title, with the number of problems."""
-    problems = sum(len(run.findings) for run in node.runs) + sum(bool(gpu.problem) for gpu in gpus)
-    return f"({problems}) {program}" if problems else program
+@dataclass(frozen=True)
+class Verdict:
+    """The problems of a node, for a page."""
+
+    kind: str
+    """Gives its color: `bad`, `warn`, `good` or `unknown`."""
+    short: str
+    """In a few words, for the page's title."""
+    html: str
+
+    @property
+    def box(self) -> str:
+        """Return the box at the top of the page."""
+        return f'<section class="verdict {self.kind}" aria-label="Verdict">{self.html}</section>'
 
 
-def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
-    """Return the problems, the runs that are not diagnosed here, and then findings that may become alerts.
+def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Verdict:
+    """Return the problems, the runs that are not diagnosed here, and then what may become an alert.
 
-    Without any of the first two, a line says that there is no problem.
+    Without any of the first two, a line says that there is no problem. `error` is the reason if the ranks are unknown.
     """
-    if error:
-        return box("bad", f"<p>No data about the ranks: {escape(error)}.</p>")
-    findings = "".join(_finding(one) for run in node.runs for one in run.findings)
-    problems = "".join(f"<p>GPU {escape(gpu.index)} {escape(gpu.problem)}.</p>" for gpu in gpus if gpu.problem)
-    is_pending = any(describe.is_growing(one) for run in node.runs for one in run.pending)
-    is_critical = any(one.severity == "critical" for run in node.runs for one in run.findings)
+    found = [one for run in node.runs for one in run.findings]
+    alerts = [one for one in node.gpu_problems if not one.remaining_seconds]
+    problems: list[Problem] = sorted([*found, *alerts], key=lambda one: one.severity)
+    others = [gpu for gpu in gpus if gpu.problem and not _is_named(gpu, node.gpu_problems)]
     unknown = describe.undiagnosed(node.runs)
+    is_pending = _is_pending(node)
+    html = f'<p class="said">No data about the ranks: {prose(error)}.</p>' if error else ""
+    html += "".join(map(_problem, problems))
+    html += "".join(f'<p class="said">GPU {prose(gpu.index)} {prose(gpu.problem)}.</p>' for gpu in others)
+    html += "".join(map(_undiagnosed, unknown))
+    number = len(problems) + len(others)
+    if not (error or number):
+        html += _no_problem(node, gpus, is_pending)
+    is_bad = bool(error) or any(one.severity == "critical" for one in problems)
     has_failed = any(rank.ended in describe.FAILED for run in unknown for rank in run.ranks)
-    is_warning = findings or problems or is_pending or has_failed
-    kind = "bad" if is_critical else "warn" if is_warning else "unknown" if unknown else "good"
-    html = findings + problems + "".join(map(_undiagnosed, unknown))
-    return box(kind, html + ("" if findings or problems else _no_problem(node, gpus, is_pending)) + _notes(node))
+    is_warning = number or is_pending or has_failed
+    kind = "bad" if is_bad else "warn" if is_warning else "unknown" if unknown else "good"
+    short = count(number, "problem") if number else "No data" if error else "Not diagnosed" if unknown else "No problem"
+    return Verdict(kind, short + " yet" * (is_pending and short == "No problem"), html + _notes(node))
 
 
-def box(kind: str, html: str) -> str:
-    """Return the box at the top of the page; `kind` gives its color: `bad`, `warn`, `good` or `unknown`."""
-    return f'<section class="verdict {kind}">{html}</section>'
+def _is_named(gpu: GpuReport, problems: Sequence[GpuProblem]) -> bool:
+    """Return whether an alert, or what may become one, says what the GPU's own problem says."""
+    own = [one for one in problems if one.uuid == gpu.uuid]
+    is_lost = any(one.kind == "gpu_lost" and not one.remaining_seconds for one in own)
+    return is_lost or (gpu.state == "memory_held_by_dead" and any(one.kind == "gpu_memory_held" for one in own))
 
 
-def _finding(one: FindingReport) -> str:
+def _is_pending(node: NodeReport) -> bool:
+    is_growing = any(describe.is_growing(one) for run in node.runs for one in run.pending)
+    return is_growing or any(0.0 < one.remaining_seconds <= SOON for one in node.gpu_problems)
+
+
+def _problem(one: Problem) -> str:
     kind = "bad" if one.severity == "critical" else "warn"
-    age = f"for {duration(one.age_seconds)}"
+    age = f"{duration(one.age_seconds)} ago" if one.kind == "gpu_xid" else f"for {duration(one.age_seconds)}"
+    evidence = f'<span class="evidence">{prose(one.evidence)}</span>' if isinstance(one, GpuProblem) else ""
+    runbook = f'<a rel="noreferrer" href="{RUNBOOKS}/{ALERTS[one.kind]}.md">runbook</a>' if one.kind in ALERTS else ""
     return (
-        f'<p><b class="{kind}">{escape(one.severity.capitalize())}:</b> {escape(one.sentence)} '
-        f'<span class="age">{age}</span><span class="advice">{escape(one.advice)}</span></p>'
+        f'<p><span class="said"><b class="{kind}">{one.severity.capitalize()}:</b> {prose(one.sentence)}</span> '
+        f'<span class="age">{age}</span>{evidence}<span class="advice">{prose(one.advice)} {runbook}</span></p>'
     )
 
 
 def _undiagnosed(run: RunReport) -> str:
     sentence, known = describe.undiagnosed_sentence(run), " ".join(describe.known_here(run))
-    return f'<p>{escape(sentence)}<span class="advice">{escape(known)}</span></p>'
+    return f'<p><span class="said">{prose(sentence)}</span><span class="advice">{prose(known)}</span></p>'
 
 
 def _no_problem(node: NodeReport, gpus: Sequence[GpuReport], is_pending: bool) -> str:
@@ -65,9 +98,15 @@ def _no_problem(node: NodeReport, gpus: Sequence[GpuReport], is_pending: bool) -
     yet = " yet" if is_pending else ""
     if describe.undiagnosed(node.runs):
         return f'<p class="pending">Otherwise, no problem found{yet}{where}.</p>' if checked else ""
-    return f'<p><b class="{"warn" if is_pending else "good"}">No problem found{yet}</b>{where}.</p>'
+    kind = "warn" if is_pending else "good"
+    return f'<p class="said"><b class="{kind}">No problem found{yet}</b>{where}.</p>'
 
 
 def _notes(node: NodeReport) -> str:
     lines = [line for run in node.runs for line in describe.notes(run)]
-    return "".join(f'<p class="pending">{escape(line)}</p>' for line in lines)
+    lines += [
+        f"Not yet an alert: {one.sentence} (it has not lasted long enough, {duration(one.remaining_seconds)} more)"
+        for one in node.gpu_problems
+        if one.remaining_seconds and one.kind != "gpu_lost"  # the GPU's own problem says it at once
+    ]
+    return "".join(f'<p class="pending">{prose(line)}</p>' for line in lines)

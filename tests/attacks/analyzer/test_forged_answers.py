@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from testing.analyzed_job import AnalyzedJob
-from testing.simulated_job import Plan, even, lagging
+from testing.analyzed_job import SLOW, AnalyzedJob
+from testing.simulated_job import Plan, even
 from tests.attacks.analyzer.answers import EVIL, answer, document, rank
 
 from rankscope_exporter.analyzer.merge import FORGET_RUN_AFTER
@@ -23,7 +23,6 @@ from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.node_facts.wire import NUMBER_LIMIT, RANKS_LIMIT, Answer
 
-SLOW = lagging("forward", laggard=3)
 RUN = ("r", "0")
 Forgery = Callable[[float], Sequence[Mapping[str, Any]]]
 

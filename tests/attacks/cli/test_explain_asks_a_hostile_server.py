@@ -190,6 +190,7 @@ HOSTILE = {
     "a loss without a cause": {"query=max+by+%28cause": vector(({}, "1"))},
     "a lag without a rank": {"query=max+by+%28rank": vector(({}, "1"))},
     "a reason without a name": {"query=group+by+%28reason": vector(({}, "1"))},
+    "a finding without a run": {"rankscope_finding": vector(({"kind": "straggler"}, "1"))},
     "text that is too long": {"rankscope_finding": vector(({"summary": "x" * 5000}, "1"))},
 }
 
@@ -202,7 +203,7 @@ def test_an_incomplete_answer_is_one_line(capsys: pytest.CaptureFixture[str], se
 
 def finding(since: str, **texts: str) -> dict[str, Any]:
     """Return an answer with a finding."""
-    labels = {"kind": "straggler", "severity": EVIL, **texts}
+    labels = {"run": "train", "kind": "straggler", "severity": EVIL, **texts}
     values = {"ratio": "0.3", "since_timestamp_seconds": since, "info": "1"}
     return vector(*(({"__name__": f"rankscope_finding_{name}", **labels}, value) for name, value in values.items()))
 
@@ -228,7 +229,8 @@ def test_a_run_outside_the_calendar_is_shown(capsys: pytest.CaptureFixture[str],
     _, out, _ = explain(capsys, "--url", f"http://{address}", "--json")
     assert json.loads(out, parse_constant=pytest.fail)["run"] == "train"
     address = serve(scene({"rank_start": vector(({"run": "train"}, time))}, "train", "two"))
-    assert "choose one with --run" in complaint(capsys, "--url", f"http://{address}")
+    assert "choose one with --run" in complaint(capsys, "--url", f"http://{address}", "--json")
+    assert explain(capsys, "--url", f"http://{address}")[0] == 0
 
 
 @pytest.mark.parametrize(

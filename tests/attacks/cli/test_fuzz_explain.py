@@ -19,7 +19,8 @@ def width(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_damaged_answer_breaks_explain() -> None:
     outcome = run(seed=2, first=0, inputs=3000)
     assert outcome.total() == 3000
-    assert outcome["explained"] > 100  # some damage passes the checks
+    # Some damage passes the checks. An input without damage does not count: 240 of 319 explained inputs once had none.
+    assert outcome["explained"] + outcome["explained in JSON"] > 150
     assert outcome["not a Prometheus"] > 500
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from testing.stack import wait_for
 from tests.attacks.http.clients import TIMEOUT, scrape, server
 from validation.siege import clients
 from validation.siege.target import Seen, Target
@@ -20,20 +20,17 @@ from rankscope_exporter.web.protocol import BoundedProtocol
 
 ACTS = 4  # each opens hundreds of connections
 LARGEST_READ = 256_000  # bytes that uvloop reads at once
-Act = Callable[[Target, Seen], Iterator[None]]
+Act = Callable[[Target, Seen], Generator[None]]
 
 
 @contextmanager
 def attack(act: Act, port: int) -> Iterator[Seen]:
     """Run the first acts of an attack, and close its connections at the end of the context."""
     seen = Seen()
-    acts = act(Target("", "", "127.0.0.1", port, "127.0.0.1"), seen)
-    for _ in islice(acts, ACTS):
-        pass
-    try:
+    with closing(act(Target("", "", "127.0.0.1", port, "127.0.0.1"), seen)) as acts:
+        for _ in islice(acts, ACTS):
+            pass
         yield seen
-    finally:
-        acts.close()
 
 
 @pytest.fixture
@@ -52,13 +49,6 @@ def queues(monkeypatch: pytest.MonkeyPatch) -> list[FairQueue]:
 
 def protocols() -> list[BoundedProtocol]:
     return [instance for instance in gc.get_objects() if type(instance) is BoundedProtocol]
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 @pytest.mark.parametrize("act", [clients.churn, clients.dropped])
@@ -81,7 +71,7 @@ def test_only_data_of_open_connections_is_queued(
             assert scrape(port) == 200
         assert max(queued, default=0) <= 2 * limits.CONNECTIONS  # a request and a page for each connection
         assert max(unparsed, default=0) <= LARGEST_READ
-        assert eventually(lambda: len(queues[0]) == 0)
+        assert wait_for(lambda: len(queues[0]) == 0, TIMEOUT)
 
 
 @pytest.mark.parametrize("act", [clients.churn, clients.dropped])
@@ -91,7 +81,7 @@ def test_closed_connections_are_freed(act: Act) -> None:
         with attack(act, port):
             assert scrape(port) == 200
             assert scrape(other, host="::1") == 200
-        assert eventually(lambda: len(protocols()) <= before + 1)
+        assert wait_for(lambda: len(protocols()) <= before + 1, TIMEOUT)
 
 
 def test_incomplete_handshakes_do_not_block_others(
@@ -100,4 +90,4 @@ def test_incomplete_handshakes_do_not_block_others(
     port = serve(web_config(tls_server_config={"cert_file": "server.pem", "key_file": "server.key"}))
     with attack(clients.handshakes, port) as seen:
         assert seen["begun"] > limits.CONNECTIONS
-        assert eventually(lambda: len(queues[0]) == 0)
+        assert wait_for(lambda: len(queues[0]) == 0, TIMEOUT)

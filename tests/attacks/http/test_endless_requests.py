@@ -12,25 +12,10 @@ from pathlib import Path
 import pytest
 from testing.authority import Authority
 from tests.attacks.http.clients import Large, connect, flood, read_all, scrape, server, status
+from validation.siege.clients import ENDLESS, ENDLESS_BYTES, POST, START
 from validation.siege.target import any_server
 
 from rankscope_exporter.web.limits import REQUEST_BYTES, REQUEST_SECONDS
-
-LIMIT = 24 * 1024 * 1024  # the kernel buffers about 6 MiB of a connection, which the server never reads
-START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
-POST = b"POST /-/release HTTP/1.1\r\nHost: x\r\n"
-ENDLESS = {
-    "line": (b"GET /", b"a" * 65536),
-    "header": (START + b"X-Long: ", b"a" * 65536),
-    "name": (START, b"a" * 65536),
-    "headers": (START, b"a: b\r\n" * 10000),
-    "empty lines": (b"", b"\r\n" * 32768),
-    "body": (POST + b"Content-Length: 999999999999\r\n\r\n", b"a" * 65536),
-    "chunks": (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10000),
-    "chunk extension": (POST + b"Transfer-Encoding: chunked\r\n\r\n1;", b"a" * 65536),
-    "trailers": (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n" * 10000),
-    "pipelined requests": (b"", b"GET /-/healthy HTTP/1.1\r\n\r\n" * 2500),
-}
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
@@ -38,7 +23,7 @@ def test_an_endless_request_is_cut_off_and_a_scrape_succeeds(kind: str) -> None:
     beginning, part = ENDLESS[kind]
     with server() as (port, _), connect(port) as connection:
         connection.sendall(beginning)
-        assert flood(connection, part, LIMIT) < LIMIT
+        assert flood(connection, part, ENDLESS_BYTES) < ENDLESS_BYTES
         assert scrape(port) == 200
 
 
@@ -52,7 +37,7 @@ def test_an_endless_request_over_tls_is_cut_off(kind: str, tls: Path) -> None:
     beginning, part = ENDLESS[kind]
     with server(web_config=tls) as (port, _), any_server().wrap_socket(connect(port)) as connection:
         connection.sendall(beginning)
-        assert flood(connection, part, LIMIT) < LIMIT
+        assert flood(connection, part, ENDLESS_BYTES) < ENDLESS_BYTES
 
 
 def test_a_request_rejected_over_tls_gets_a_status(tls: Path) -> None:

@@ -23,7 +23,7 @@ from testing.servers import Server, free_port
 from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 pytestmark = needs_root
-SCRAPES = 40
+SCRAPES = 25
 MEMORY, SCRAPE_SECONDS, CORES = 150 * MEBIBYTE, 0.5, 0.2
 FINDING = re.compile(rf'^rankscope_finding_ratio{{[^}}]*kind="straggler",[^}}]*owner="{VICTIM}"', re.M)
 JUDGED = re.compile(rf'^rankscope_run_judged_info{{[^}}]*owner="{VICTIM}"', re.M)
@@ -76,12 +76,8 @@ def exporter(run_dir: Path, tmp_path: Path) -> Iterator[Server]:
     state = tmp_path / "state"
     state.mkdir()
     flags = (f"--web.listen-address={url[7:]}", f"--run-dir={run_dir}", f"--state-dir={state}")
-    server = Server("exporter", [sys.executable, "-c", NAMED, *flags], url, tmp_path / "log")
-    server.start()
-    try:
+    with Server("exporter", [sys.executable, "-c", NAMED, *flags], url, tmp_path / "log") as server:
         yield server
-    finally:
-        server.stop()
 
 
 def scrape(server: Server) -> str:

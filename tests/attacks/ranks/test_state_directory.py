@@ -13,6 +13,7 @@ from testing.judged_job import JudgedJob
 from testing.records import publish
 from testing.simulated_job import even
 from tests.attacks.users import MALLORY, VICTIM, needs_root
+from validation.siege.records import LONG
 
 from rankscope.record import layout
 from rankscope_exporter.job_report import saved
@@ -24,8 +25,6 @@ from rankscope_exporter.ranks.run_directory import ENDED_RANK_SECONDS
 
 pytestmark = needs_root
 OWNERS = range(100_000, 100_000 + OWNERS_LIMIT + 40)
-LONG = "\N{GRINNING FACE}" * 65
-"""A name. A character takes 12 bytes in JSON."""
 
 
 @pytest.fixture

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from testing.analyzed_job import AnalyzedJob, Clock
-from testing.simulated_job import lagging
+from testing.analyzed_job import SLOW, AnalyzedJob, Clock
 
 from rankscope_exporter.analyzer import merge
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.node_facts.wire import Answer, Moment
 
-SLOW = lagging("forward", laggard=3)
 DAYS = 10 * 86_400.0
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from testing.analyzed_job import AnalyzedJob
-from testing.simulated_job import Job, Plan, even, lagging
+from testing.analyzed_job import SLOW, AnalyzedJob
+from testing.simulated_job import Job, Plan, even
 
 from rankscope.record.reader import read_rank
 from rankscope_exporter.analyzer.alignment import Process
@@ -17,7 +17,6 @@ from rankscope_exporter.analyzer.nodes import Found, Identity
 from rankscope_exporter.diagnosis.readings import Ending, GpuReading, RankReading
 from rankscope_exporter.gpu.rank_gpus import GpuCounters, RankGpu
 
-SLOW = lagging("forward", laggard=3)
 FIRST, SECOND = "10.0.0.1:29500", "10.0.0.3:29500"
 
 

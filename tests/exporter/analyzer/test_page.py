@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from testing.analyzed_job import AnalyzedJob
-from testing.simulated_job import lagging
+from testing.analyzed_job import SLOW, AnalyzedJob
 
 from rankscope_exporter.analyzer.metrics import METRICS, AnalyzerCollector
 from rankscope_exporter.analyzer.page import create_analyzer_app
@@ -16,7 +15,6 @@ from rankscope_exporter.exposition.scrape import Scrape
 
 ANSWER = {"a": "", "b": ""}
 ONE_ANSWERS = {"a": "", "b": "connection refused"}
-SLOW = lagging("forward", laggard=3)
 
 
 @pytest.fixture
@@ -57,7 +55,9 @@ def test_a_node_that_does_not_answer_is_named(job: AnalyzedJob) -> None:
     assert "1 of 2 targets answer" in page
     assert '<td class="text">b</td><td class="text">connection refused</td>' in page
     assert "No problem found" not in page
-    assert pages.get("/api/v1/runs").json()["runs"][0]["missing_nodes"] == ["node-1"]
+    answer = pages.get("/api/v1/runs").json()
+    assert answer["runs"][0]["missing_nodes"] == ["node-1"]
+    assert (answer["exporters"], answer["failures"]) == (["a", "b"], {"b": "connection refused"})
 
 
 def test_it_is_ready_when_a_target_has_answered(job: AnalyzedJob) -> None:

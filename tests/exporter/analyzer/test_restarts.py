@@ -6,13 +6,11 @@ import logging
 from pathlib import Path
 
 import pytest
-from testing.analyzed_job import AnalyzedJob
-from testing.simulated_job import even, lagging
+from testing.analyzed_job import SLOW, AnalyzedJob
+from testing.simulated_job import even
 
 from rankscope_exporter.ledger import journal
 from rankscope_exporter.node_facts.recorder import NodeFacts
-
-SLOW = lagging("forward", laggard=3)
 
 
 def test_a_restarted_analyzer_resumes_open_findings(tmp_path: Path, state_dir: Path) -> None:

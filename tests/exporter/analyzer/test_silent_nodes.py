@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from testing.analyzed_job import AnalyzedJob
-from testing.simulated_job import lagging
+from testing.analyzed_job import SLOW, AnalyzedJob
 
 from rankscope_exporter.diagnosis.words import sentence, where
-
-SLOW = lagging("forward", laggard=3)
 
 
 @pytest.fixture

@@ -90,3 +90,20 @@ def test_collectors_that_run_in_turn_for_some_seconds_do_not_alert(seconds: floa
     trial.train(seconds, lambda step, rank, work: work.update(backward=0.27 if step % 8 == rank else 0.12))
     trial.train(60)
     assert [one.candidate.cause for one in trial.opened("rotating_straggler")] == ["gc"] * is_found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_ranks_with_uneven_work_have_no_straggler(seed: int) -> None:
+    assert not Trial(Training(2)).trained(900, uneven(0.15, seed)).opened()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_ranks_that_are_late_in_few_steps_by_chance_are_no_stragglers(ranks: int, seed: int) -> None:
+    """Ranks are late in few steps, by times with a heavy tail (Pareto's distribution)."""
+    draw = random.Random(seed)
+
+    def late(_step: int, _rank: int, work: Work) -> None:
+        work["backward"] += 0.1 * draw.paretovariate(1.5) if draw.random() < 0.3 / ranks else 0.0
+
+    assert not Trial(Training(ranks)).trained(1200, late).opened()

@@ -26,7 +26,7 @@ def test_smaller_losses_take_longer(seconds, least, most) -> None:
 
 
 def test_a_loss_below_the_limit_is_never_found() -> None:
-    trial = Trial(Training(2)).trained(1500, spend("backward", 0.012, 1))
+    trial = Trial(Training(2), every=5).trained(1500, spend("backward", 0.012, 1))
     assert not trial.kinds()
 
 
@@ -89,7 +89,7 @@ def test_a_single_long_pause_is_not_a_straggler() -> None:
 
 
 def test_a_lag_that_grows_becomes_critical_once_and_stays_one_finding() -> None:
-    trial = Trial()
+    trial = Trial(every=5)
     for seconds in (0.025, 0.05, 0.1, 0.2, 0.35, 0.1, 0.05):
         trial.train(150, spend("backward", seconds, 1))
     findings = [finding for verdict in trial.verdicts for finding in verdict.findings]
@@ -188,8 +188,8 @@ def test_lost_gpu_time_is_counted_once() -> None:
 
 
 def test_a_slow_network_is_found_with_and_without_a_baseline() -> None:
-    trial = Trial(Training(4, transfer=0.02)).trained(900)
-    trial.training._transfer = 0.06
+    trial = Trial(Training(4, transfer=0.02), every=5).trained(900)
+    trial.training._transfer, trial.every = 0.06, 1
     assert trial.find()[0] <= 60
     assert trial.opened("network")[0].baseline == "known"
     trial = Trial(Training(4, transfer=0.2))
@@ -199,7 +199,7 @@ def test_a_slow_network_is_found_with_and_without_a_baseline() -> None:
 
 def test_first_steps_with_less_transfer_than_usual_are_no_baseline() -> None:
     trial = Trial(Training(4, transfer=0.0)).trained(22)
-    trial.training._transfer = 0.06
+    trial.training._transfer, trial.every = 0.06, 5
     trial.train(900)
     assert not trial.kinds()
 

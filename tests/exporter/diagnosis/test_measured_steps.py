@@ -10,9 +10,9 @@ from testing.readings import STEP, Change, Training, Trial, Work, counting, drif
 MINUTES = 1200.0
 
 
-def account(training: Training, *changes: Change, seconds: float = MINUTES) -> Counter[str]:
+def account(training: Training, *changes: Change, seconds: float = MINUTES, every: int = 1) -> Counter[str]:
     """Train and return the ratio of the accounted time by cause."""
-    trial = Trial(training).trained(seconds, drift, *changes)
+    trial = Trial(training, every=every).trained(seconds, drift, *changes)
     sums = Counter[str]()
     for verdict in trial.verdicts:
         sums.update(verdict.new_gpu_seconds)
@@ -56,11 +56,12 @@ def test_the_account_is_the_same_if_the_host_runs_ahead(ahead) -> None:
     assert found["straggler"] == pytest.approx(ratio(2.0, 30) / 2, rel=0.1)
 
 
-@pytest.mark.parametrize(("factor", "level", "seconds"), [(0.1, 4, 600.0), (90.0, 0, 7200.0)])
-def test_the_account_has_the_loss_in_steps_of_any_length(factor, level, seconds) -> None:
+@pytest.mark.parametrize(("factor", "level", "seconds", "every"), [(0.1, 4, 300.0, 1), (90.0, 0, 7200.0, 5)])
+def test_the_account_has_the_loss_in_steps_of_any_length(factor, level, seconds, every) -> None:
     """Steps of 20 ms, and of 18 s, which are all measured."""
     late = spend("backward", 0.4 * factor, 1, every=4)
-    found = account(Training(2, clock="device", level=level, transfer=0.0), times(factor), late, seconds=seconds)
+    training = Training(2, clock="device", level=level, transfer=0.0)
+    found = account(training, times(factor), late, seconds=seconds, every=every)
     assert found["straggler"] == pytest.approx(ratio(0.4, 4, 0.2) / 2, rel=0.1)
 
 

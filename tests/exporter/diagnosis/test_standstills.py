@@ -85,7 +85,9 @@ def test_pauses_of_all_ranks_are_no_hangs_and_do_not_delay_one(pause: float) -> 
     trial = Trial(Training(2)).trained(60)
     for _ in range(2):
         trial.train(1, spend("other", pause))
+        trial.every = 5
         trial.train(pause + 60)
+        trial.every = 1
     assert not trial.kinds() & {"hang"}
     for phase in ("other", "data_wait", "backward"):
         seconds, finding = trial.find(hang(phase, 1))
@@ -107,7 +109,7 @@ def test_a_collective_that_never_ends_is_found_in_a_run_that_pauses() -> None:
 
 def test_a_rank_that_the_others_often_wait_for_is_found_once() -> None:
     """Rank 0 samples images."""
-    trial = Trial(Training(2)).trained(60)
+    trial = Trial(Training(2), every=5).trained(60)
     for _ in range(3):
         trial.train(1, spend("other", 60.0, 0))
         trial.train(1500)
@@ -118,21 +120,14 @@ def test_a_rank_that_the_others_often_wait_for_is_found_once() -> None:
     assert hangs(trial) == [(0, "other")]
 
 
-def watch(trial: Trial, seconds: float, *changes: Change) -> None:
-    """Train, with a reading each five seconds."""
-    moments = (moment for moment in trial.training.train(seconds, *changes) if moment[0] % 5 == 0)
-    trial.verdicts += [trial.judge.update(*moment) for moment in moments]
-
-
 @pytest.mark.parametrize(("seconds", "clock"), [(60.0, "host"), (600.0, "device"), (1200.0, "host")])
 def test_long_steps_are_no_hangs_and_a_hang_is_found_by_their_pace(seconds: float, clock: str) -> None:
     factor, training = seconds / sum(STEP.values()), Training(2, clock=clock, transfer=0.01 * seconds)
-    trial = Trial(training)
-    watch(trial, 2.5 * seconds, scaled(factor, drift))
-    watch(trial, 3.0 * 1.6 * seconds, scaled(factor, drift, spend("backward", 0.12, 1)))
+    trial = Trial(training, every=5).trained(2.5 * seconds, scaled(factor, drift))
+    trial.train(3.0 * 1.6 * seconds, scaled(factor, drift, spend("backward", 0.12, 1)))
     assert not hangs(trial)
     onset = training.now
-    watch(trial, 8.0 * seconds, scaled(factor, hang("backward", 0)))
+    trial.train(8.0 * seconds, scaled(factor, hang("backward", 0)))
     (found,) = trial.opened("hang")
     assert found.candidate.place.rank == 0
     assert found.opened - onset > 2.0 * seconds
@@ -143,10 +138,9 @@ def test_long_steps_are_no_hangs_and_a_hang_is_found_by_their_pace(seconds: floa
 )
 def test_a_wait_that_is_short_compared_with_a_step_is_no_hang(seconds: float, waited: float, is_hang: bool) -> None:
     factor = seconds / sum(STEP.values())
-    trial = Trial(Training(3))
-    watch(trial, 330.0 + 4.0 * seconds, scaled(factor))
-    watch(trial, seconds, scaled(factor, spend("data_wait", waited / factor, 1)))
-    watch(trial, waited + 2.0 * seconds, scaled(factor))
+    trial = Trial(Training(3), every=5).trained(330.0 + 4.0 * seconds, scaled(factor))
+    trial.train(seconds, scaled(factor, spend("data_wait", waited / factor, 1)))
+    trial.train(waited + 2.0 * seconds, scaled(factor))
     assert bool(hangs(trial)) == is_hang
 
 
@@ -219,7 +213,7 @@ def test_the_finding_of_a_rank_ends_with_its_process() -> None:
 )
 def test_a_run_without_an_optimizer_is_no_slow_start_up(last_event: float, is_slow: bool) -> None:
     adjust: Adjust = lambda one: replace(one, last_progress=min(one.at - 0.1, last_event))  # noqa: E731
-    trial = Trial(Training(2, startup=inf, adjust=adjust)).trained(5000 if not is_slow else 1000)
+    trial = Trial(Training(2, startup=inf, adjust=adjust), every=5).trained(5000 if not is_slow else 1000)
     assert trial.kinds() == ({"slow_startup"} if is_slow else set())
 
 

@@ -16,8 +16,9 @@ from testing import servers
 from testing.judged_job import HUNG, JudgedJob
 from testing.simulated_job import lagging
 
-from rankscope.cli.explaining.explanation import explain
+from rankscope.cli.explaining.explanation import Explanation, explain
 from rankscope.cli.explaining.prometheus import Prometheus
+from rankscope.cli.explaining.runs import find_runs
 from rankscope_exporter.diagnosis.thresholds import Thresholds, change_thresholds
 from rankscope_exporter.exposition.metric import WrittenFamily
 from rankscope_exporter.job_report import queries, saved
@@ -111,8 +112,7 @@ def connect_to(tmp_path: Path) -> Iterator[Callable[[ScrapedJob], queries.Connec
             server = servers.prometheus(tmp_path, "{}")
             # A scrape marks vanished series as stale; the blocks have no such marks.
             server.arguments = [*server.arguments, f"--query.lookback-delta={INTERVAL + 1}s"]
-            server.start()
-            stopped.callback(server.stop)
+            stopped.enter_context(server)
             now = job.at + job.booted
             return lambda at: Prometheus(server.url, now if at is None else at)
 
@@ -191,9 +191,15 @@ def test_a_restarted_exporter_without_a_state_counts_no_time_twice(job: ScrapedJ
     assert by_url(job).gpu_seconds == pytest.approx(4 * 120, rel=0.03)
 
 
+def explanation(prometheus: Prometheus) -> Explanation:
+    """Return the explanation of the only run."""
+    (run,) = find_runs(prometheus, ("r", None, None), is_now=True)
+    return explain(prometheus, run)
+
+
 def test_explain_shows_what_the_exporter_has_found(job: ScrapedJob, connect_to) -> None:
     job.train(60, lagging("optimizer"))
-    found = explain(connect_to(job)(None), "r", is_now=True)
+    found = explanation(connect_to(job)(None))
     (finding,) = found.findings
     assert [finding.labels[name] for name in ("kind", "cause", "severity")] == ["straggler", "optimizer", "warning"]
     assert finding.labels["rank"] == found.largest_lag[0]
@@ -205,7 +211,7 @@ def test_explain_shows_what_the_exporter_has_found(job: ScrapedJob, connect_to) 
 def test_explain_shows_only_the_standstill_of_a_run_that_hangs(job: ScrapedJob, connect_to) -> None:
     job.train(100)
     job.wait(STUCK, HUNG)
-    found = explain(connect_to(job)(None), "r", is_now=True)
+    found = explanation(connect_to(job)(None))
     assert [one.labels["kind"] for one in found.findings] == ["hang"]
     assert found.lost == {"stall": pytest.approx(1.0)}
 
@@ -213,5 +219,5 @@ def test_explain_shows_only_the_standstill_of_a_run_that_hangs(job: ScrapedJob, 
 def test_explain_shows_no_finding_that_has_ended(job: ScrapedJob, connect_to) -> None:
     job.train(60, lagging("optimizer"))
     job.train(60)
-    found = explain(connect_to(job)(None), "r", is_now=True)
+    found = explanation(connect_to(job)(None))
     assert (found.findings, found.is_judged) == ([], True)

@@ -78,6 +78,24 @@ def test_a_job_is_found_by_its_slurm_number_and_its_page_names_the_slow_rank(
     assert re.search(r"lost: straggler +\[\|+ +\]", text)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sentence", "ratio", "mean", "said"),
+    [
+        ("straggler", "Rank 2 slows down run r by 44%", 0.44, 0.28, "by 44% (at most 44%, 28% on average over 80 s)"),
+        ("straggler", "Rank 2 slows down run r by 44%", 0.44, None, "by 44% (at most 44%)"),
+        ("straggler", "Rank 2 slows down run r by 44%", 0.44, 0.441, "by 44%"),
+        ("low_utilization", "busy only 30% of the time", 0.7, 0.6, "(at least 30%, 40% on average over 80 s)"),
+        ("hang", "Run r hangs", 1.0, 0.9, "Run r hangs"),
+    ],
+)
+def test_a_finding_says_which_number_its_sentence_has(
+    kind: str, sentence: str, ratio: float, mean: float | None, said: str
+) -> None:
+    found = JobFinding(100.0, 180.0, kind, "warning", ratio, sentence, mean=mean)
+    shown = page(a_job(findings=[found])).partition("Findings")[2].partition("Notes")[0]
+    assert " ".join(shown.split()).endswith(said)
+
+
 @pytest.mark.usefixtures("ended")
 def test_the_json_sums_to_one_and_fits_an_admin_comment(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, state_dir=state_dir, job_id="4711", is_json=True)
@@ -273,7 +291,7 @@ def test_unused_resources_are_noted() -> None:
     text = page(a_job(gpus=gpus, cpus=64, cpu_seconds=7200.0))
     assert "No kernel ran on node-a GPU 1" in text
     assert "2.0 of 64 CPU cores" in text
-    assert "20% of the GPU time is lost to data." in text
+    assert "20% of the job's GPU time is lost to data." in text
 
 
 @pytest.mark.parametrize("letter", ["x", '"', "\u8bad", "\U0001f600"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -72,6 +73,18 @@ def test_the_end_of_a_killed_rank_is_when_it_was_noticed(run_dir: Path) -> None:
     clock.now += 60
     (later,) = directory.scan().ranks
     assert noticed.exit_unix == later.exit_unix == NOW
+
+
+def test_the_seconds_in_a_phase_do_not_decrease_when_a_rank_is_killed_in_it(run_dir: Path) -> None:
+    directory, started = RunDirectory([run_dir]), time.monotonic() - 1000.0
+    with living_rank(run_dir, slots={"started_unix": time.time() - 1000.0, "started_monotonic": started}) as process:
+        (living,) = directory.scan().ranks
+        process.kill()
+    (killed,) = directory.scan().ranks
+    assert living.snapshot.alive
+    assert not killed.snapshot.alive
+    assert killed.snapshot.phase_seconds == living.snapshot.phase_seconds
+    assert sum(killed.snapshot.phase_seconds.values()) > 999.0
 
 
 def test_the_living_one_of_two_records_of_a_rank_is_shown(run_dir: Path, living: Callable[..., None]) -> None:

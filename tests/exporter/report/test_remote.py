@@ -1,15 +1,15 @@
-"""Reports of other machines: what a node shows of the analyzer's verdicts, and `rankscope top --url`."""
+"""Reports of other machines: what a node shows of the analyzer's verdicts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from testing.analyzed_job import AnalyzedJob
-from testing.simulated_job import lagging
+from testing.analyzed_job import SLOW, AnalyzedJob
 
 from rankscope.cli.explaining.fetching import Answer, FetchError
 from rankscope.cli.explaining.prometheus import Prometheus
@@ -24,11 +24,9 @@ from rankscope_exporter.report.remote import (
     one_at_a_time,
 )
 from rankscope_exporter.report.runs import NodeReport
-from rankscope_exporter.top.command import show_remote
 from rankscope_exporter.web.verdict import verdict
 
 URL = "http://analyzer:10417"
-SLOW = lagging("forward", laggard=3)
 
 
 class Analyzer:
@@ -68,13 +66,13 @@ class Viewed:
 
 def test_a_node_shows_what_the_analyzer_finds_in_its_run(job: AnalyzedJob, analyzer: Analyzer) -> None:
     viewed, node = Viewed(analyzer), job.nodes[0].reporter().report()
-    assert "is not diagnosed here" in verdict(viewed.report(node), (), "")
+    assert "is not diagnosed here" in verdict(viewed.report(node), (), "").html
     viewed.runs.poll()
     (run,) = viewed.report(node).runs
     (finding,) = run.findings
     assert (finding.kind, finding.rank, finding.node, run.judged_by) == ("straggler", 3, "node-1", URL)
     assert [rank.rank for rank in run.ranks] == [0, 1]
-    page = verdict(viewed.report(node), (), "")
+    page = verdict(viewed.report(node), (), "").html
     assert finding.sentence in page
     assert "is not diagnosed here" not in page
 
@@ -155,15 +153,8 @@ def test_an_answer_that_is_no_report_is_an_error(analyzer: Analyzer, status: int
         fetch_report(analyzer.server)
 
 
-def test_top_shows_the_ranks_of_all_nodes(analyzer: Analyzer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show_remote(lambda: analyzer.server, once=True, is_json=False) == 0
-    shown = capsys.readouterr().out
-    assert "Rank 3 (node-1) slows down run r" in shown
-    assert [shown.count(f"  {node}\n") for node in ("node-0", "node-1")] == [2, 2]
-    assert URL in shown
-
-
-def test_top_says_why_it_shows_nothing(analyzer: Analyzer, capsys: pytest.CaptureFixture[str]) -> None:
-    analyzer.status = 503
-    assert show_remote(lambda: analyzer.server, once=True, is_json=False) == 2
-    assert capsys.readouterr().err == f"rankscope top: {URL} answers 503 \n"
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"1e999"])
+def test_a_number_that_no_exporter_sends_is_an_error(analyzer: Analyzer, number: bytes) -> None:
+    analyzer.body = re.sub(rb'"at": [\d.]+', b'"at": ' + number, analyzer.body, count=1)
+    with pytest.raises(RemoteError, match="is not a Rankscope exporter or analyzer of this version"):
+        fetch_report(analyzer.server)

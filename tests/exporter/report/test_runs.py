@@ -46,7 +46,7 @@ def test_time_that_only_the_gpu_knows_is_unknown_and_not_lost(run_dir: Path) -> 
     assert run.lost["unknown"] > 0.8
     assert "device_wait" not in run.lost
     said = " ".join(describe.summary(run))
-    assert "unknown: the GPUs have not been measured yet" in said
+    assert "unknown (the GPUs have not been measured yet)" in said
     assert "useful" not in said
     samples = [sample for family in job.findings.poll(job.look.scan) for sample in family.samples]
     by_cause = {one.labels["cause"]: one.value for one in samples if one.name == LOST_SECONDS.name}
@@ -104,6 +104,31 @@ def test_a_hang_is_pending_with_its_rank_and_the_remaining_seconds(run_dir: Path
     assert pending_reason(pending) == f"{LACKS['time']}, {duration(pending.remaining_seconds)} more"
     assert run.ranks[2].phase == "data_wait"
     assert run.ranks[2].phase_seconds == pytest.approx(15.0)
+
+
+def test_what_was_measured_before_a_hang_is_not_shown_in_it(run_dir: Path) -> None:
+    job = JudgedJob(run_dir).trained(100, lagging("optimizer"))
+    assert job.report().ranks[2].waits_least
+    assert "rankscope_rank_lag_ratio" in metric_names(job)
+    run = job.wait(15, HUNG)
+    assert "rankscope_rank_lag_ratio" not in metric_names(job)
+    assert {(rank.wait_ratio, rank.lag_ratio, rank.waits_least, rank.clock) for rank in run.ranks} == {
+        (None, None, False, "host")
+    }
+    assert run.ranks[0].phases["collective_wait"] > 0.5
+    assert run.step_seconds is None
+    assert "no progress for 15 s" in [*describe.summary(run)]
+
+
+def metric_names(job: JudgedJob) -> set[str]:
+    """Return the names of the samples of the collector `findings` after another poll."""
+    return {sample.name for family in job.findings.poll(job.look.scan) for sample in family.samples}
+
+
+def test_the_ranks_of_a_run_that_is_not_diagnosed_here_and_stands_still_show_no_old_wait(run_dir: Path) -> None:
+    job = JudgedJob(run_dir, world_size="8").trained(40)
+    assert job.report().ranks[0].wait_ratio is not None
+    assert {rank.wait_ratio for rank in job.wait(10, HUNG).ranks} == {None}
 
 
 def test_a_hang_becomes_a_finding(run_dir: Path) -> None:
@@ -273,12 +298,16 @@ def test_trainings_with_one_name_at_the_same_time_are_one_job_of_the_report(run_
     assert reported.gpu_seconds == pytest.approx(3 * (job.now - 1000.0), rel=0.05)
 
 
-def test_living_runs_come_first_and_those_with_findings_before_others(run_dir: Path) -> None:
+def test_living_runs_come_first_and_the_worst_of_them_before_others(run_dir: Path) -> None:
     (run_dir / "a").mkdir()
-    healthy = JudgedJob(run_dir / "a").train(2)
-    faulty = replace(healthy, run="faulty", findings=["a finding"])
+    job = JudgedJob(run_dir / "a").trained(10)
+    healthy, faulty = job.report(), job.train(20, lagging("optimizer"))
+    (finding,) = faulty.findings
+    worse, hung = replace(finding, ratio=0.9), replace(finding, severity="critical")
+    found = {"mild": [finding], "grave": [worse], "hung": [finding, hung]}
+    runs = [healthy, *(replace(faulty, run=run, findings=findings) for run, findings in found.items())]
     ended = replace(faulty, run="ended", living=0)
-    assert [run.run for run in ordered([ended, healthy, faulty])] == ["faulty", "r", "ended"]
+    assert [run.run for run in ordered([ended, *runs])] == ["hung", "grave", "mild", "r", "ended"]
 
 
 def test_json_has_no_nan_and_escapes_text_from_users(run_dir: Path) -> None:

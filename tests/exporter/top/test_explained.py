@@ -14,7 +14,7 @@ from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, Unr
 from rankscope.record.quantities import duration
 from rankscope_exporter.report.findings import LACKS, PendingReport
 from rankscope_exporter.report.runs import report_of_look
-from rankscope_exporter.top.explained import as_lines, select
+from rankscope_exporter.top.explained import as_lines, in_short, select
 
 
 def test_findings_are_explained_with_their_age_and_advice_in_ten_lines(run_dir: Path) -> None:
@@ -26,6 +26,21 @@ def test_findings_are_explained_with_their_age_and_advice_in_ten_lines(run_dir: 
     assert lines[1].startswith("WARNING for ")
     assert lines[1].endswith(finding.sentence)
     assert lines[2] == f"  {finding.advice}"
+
+
+def test_each_of_several_runs_has_a_line(run_dir: Path) -> None:
+    job = JudgedJob(run_dir).trained(10)
+    healthy, slow = job.report(), job.train(20, lagging("optimizer"))
+    (finding,) = slow.findings
+    twice = replace(slow, run="slow", findings=[finding, finding])
+    part = replace(healthy, run="part", is_judged=False, not_judged_reason="it is new")
+    head, *lines = in_short([twice, part, healthy])
+    assert head == "3 runs, the worst first (--run explains one, --all each of them)"
+    assert lines == [
+        f"Run slow, uid 0: WARNING for {duration(finding.age_seconds)}: {finding.sentence} (and 1 more)",
+        "Run part, uid 0: Run part is not diagnosed here: it is new.",
+        "Run r, uid 0: No problem found.",
+    ]
 
 
 def test_a_healthy_run_has_no_problem(run_dir: Path) -> None:
@@ -119,4 +134,4 @@ def test_what_a_finding_explains_is_shown_only_on_request(run_dir: Path) -> None
 def test_the_summary_names_the_time_that_it_is_about(run_dir: Path) -> None:
     run = JudgedJob(run_dir).trained(10).train(20)
     assert run.window_seconds is not None
-    assert f"is useful (last {duration(run.window_seconds)})" in next(as_lines([run]))
+    assert f"of its GPU time in the last {duration(run.window_seconds)}: 89% useful" in next(as_lines([run]))

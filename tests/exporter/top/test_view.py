@@ -12,11 +12,15 @@ from testing.families import family
 from testing.judged_job import HUNG, JudgedJob
 from testing.simulated_job import even, lagging
 
+from rankscope.record.quantities import duration
+from rankscope_exporter.report import describe
+from rankscope_exporter.report.colors import PHASE_COLORS
 from rankscope_exporter.report.gpus import report_gpus
 from rankscope_exporter.report.runs import NodeReport, report_of_look
 from rankscope_exporter.report.values import Values
 from rankscope_exporter.top.bars import LETTERS, OWN, bar
-from rankscope_exporter.top.view import Screen, view
+from rankscope_exporter.top.trends import key_of
+from rankscope_exporter.top.view import Screen, Shown, View
 
 GPU = {"gpu": "0", "uuid": "GPU-a"}
 PLAIN = Screen(80, has_color=False)
@@ -26,13 +30,19 @@ def shown(node: NodeReport, screen: Screen = PLAIN, error: str = "", values: Val
     """Return the output on a terminal of that width."""
     out = io.StringIO()
     console = Console(file=out, width=screen.width, color_system="truecolor" if screen.has_color else None)
-    console.print(view(node, report_gpus(values or Values([]), None, 0.0), screen, error))
+    console.print(View(Shown(node, report_gpus(values or Values([]), None, 0.0), error), screen))
     return out.getvalue()
 
 
 def words(text: str) -> str:
     """Return the text without line breaks."""
     return " ".join(text.split())
+
+
+@pytest.mark.parametrize(("lag", "text"), [(-0.0, "0%"), (-0.2, "0%"), (0.26, "26%"), (None, "")])
+def test_a_rank_that_waits_longer_than_others_has_no_lag(run_dir: Path, lag: float | None, text: str) -> None:
+    rank = replace(JudgedJob(run_dir).train(12).ranks[0], lag_ratio=lag)
+    assert describe.lag(rank) == text
 
 
 def test_a_healthy_node_has_no_problem(run_dir: Path) -> None:
@@ -127,7 +137,8 @@ def test_without_color_only_text_is_written(run_dir: Path) -> None:
 
 def test_with_color_a_phase_has_its_color(run_dir: Path) -> None:
     job = JudgedJob(run_dir).trained(12)
-    assert "\x1b[38;2;25;115;14m█" in shown(report_of_look(job.look), Screen(80, has_color=True))
+    red, green, blue = bytes.fromhex(PHASE_COLORS["forward"].removeprefix("#"))
+    assert f"\x1b[38;2;{red};{green};{blue}m█" in shown(report_of_look(job.look), Screen(80, has_color=True))
 
 
 def test_a_name_is_neither_markup_nor_an_escape_sequence(run_dir: Path) -> None:
@@ -141,10 +152,66 @@ def test_a_name_is_neither_markup_nor_an_escape_sequence(run_dir: Path) -> None:
 def test_marked_ranks_are_shown_if_not_all_ranks_fit(run_dir: Path) -> None:
     job = JudgedJob(run_dir, ranks=8).trained(10)
     job.train(20, lagging("optimizer", laggard=6))
-    text = shown(report_of_look(job.look), replace(PLAIN, ranks=3))
-    assert "and 5 more ranks" in text
+    text = shown(report_of_look(job.look), replace(PLAIN, height=14))
+    assert "... and 5 more ranks: 2,3,4,5,7\n" in text
     ranks = [line.split()[0] for line in text.splitlines() if line[:4].strip().isdecimal()]
     assert ranks == ["0", "1", "6"]
+
+
+@pytest.mark.parametrize("height", [*range(4, 40, 5), 100])
+def test_the_screen_has_exactly_the_lines_of_the_terminal(run_dir: Path, height: int) -> None:
+    job = JudgedJob(run_dir, ranks=8).trained(10)
+    job.train(20, lagging("optimizer", laggard=6))
+    assert len(shown(report_of_look(job.look), replace(PLAIN, height=height)).splitlines()) == height
+
+
+def test_runs_that_do_not_fit_are_a_line_each_and_the_rest_is_counted(run_dir: Path) -> None:
+    run = JudgedJob(run_dir).train(12)
+    runs = [replace(run, run=f"run-{number}") for number in range(30)]
+    text = shown(NodeReport(0.0, runs), replace(PLAIN, height=24))
+    lines = text.count("Run run-")
+    assert 5 < lines < 30
+    assert f"... and {30 - lines} more runs\n" in text
+    assert text.count("rank  GPU  now") == 1
+
+
+@pytest.mark.parametrize("number", [0, 3, 29])
+def test_a_chosen_run_is_shown_with_its_ranks_wherever_it_is(run_dir: Path, number: int) -> None:
+    run = JudgedJob(run_dir).train(12)
+    runs = [replace(run, run=f"run-{number}") for number in range(30)]
+    text = shown(NodeReport(0.0, runs), replace(PLAIN, height=24, chosen=key_of(runs[number])))
+    head = text.index(f"> Run run-{number}, uid 0: ")
+    assert text.index("rank  GPU  now") > head
+    assert not [line for line in text[head:].split("rank  GPU")[0].splitlines()[1:] if line.startswith("Run ")]
+
+
+def test_problems_that_do_not_fit_are_counted(run_dir: Path) -> None:
+    job = JudgedJob(run_dir).trained(10)
+    run = job.train(20, lagging("optimizer"))
+    text = shown(NodeReport(0.0, [replace(run, findings=[*run.findings] * 20)]), replace(PLAIN, height=24))
+    lines = text.count("WARNING for")
+    assert 1 < lines < 20
+    assert f"... and {20 - lines} more: rankscope top --once shows all\n" in text
+
+
+@pytest.mark.parametrize(("before", "words"), [(0.0, "for at least "), (60.0, "for "), (None, "for ")])
+def test_the_age_of_a_problem_that_was_there_at_once_is_a_lower_bound(
+    run_dir: Path, before: float | None, words: str
+) -> None:
+    job = JudgedJob(run_dir).trained(10)
+    (finding,) = job.train(20, lagging("optimizer")).findings
+    watched_since = None if before is None else finding.since - before
+    text = shown(report_of_look(job.look), replace(PLAIN, watched_since=watched_since))
+    assert f"WARNING {words}{duration(finding.age_seconds)}: " in text
+
+
+def test_the_worst_problem_of_all_runs_is_first(run_dir: Path) -> None:
+    job = JudgedJob(run_dir).trained(10)
+    run = job.train(20, lagging("optimizer"))
+    (finding,) = run.findings
+    hung = replace(finding, severity="critical", sentence="It hangs")
+    text = shown(NodeReport(0.0, [run, replace(run, run="hung", findings=[hung])]))
+    assert text.index("It hangs") < text.index(finding.sentence[:20])
 
 
 def test_unreadable_ranks_are_reported_as_an_error() -> None:

@@ -36,10 +36,8 @@ def prometheus(
     (directory / "series.txt").write_text("".join(lines) + "# EOF\n")
     backfill = [servers.program("promtool"), "tsdb", "create-blocks-from", "openmetrics"]
     subprocess.run([*backfill, directory / "series.txt", directory / "prometheus-data"], check=True)
-    server = servers.prometheus(directory, prometheus_config([]))
-    server.start()
-    yield server.url
-    server.stop()
+    with servers.prometheus(directory, prometheus_config([])) as server:
+        yield server.url
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.trainer_hooks.cli.explaining import (
     Explain,
     alert,
     finding,
+    losses,
     ranks,
     series,
 )
@@ -25,6 +26,9 @@ from rankscope.cli.explaining.command import parse_moment
 
 DATA = {"kind": "data", "cause": "io", "rank": "", "group": "", "node": "", "gpu": "", "uuid": ""}
 WAITS = finding("Run train waits for data 8% of the time, on every rank: loader workers wait", 0.08, "@-60", **DATA)
+LOW = {**DATA, "kind": "low_utilization", "cause": "unknown"}
+UNUSED = "Run train keeps its GPUs busy only 30% of the time: the reason is not known"
+STARTING = "Run train has been starting for 10 min and has made no step"
 ENDED = "rankscope_finding_end_timestamp_seconds"
 IDLE = alert("RankscopeGpuAllocatedIdle", run="train", rank="2", gpu="2", node="vm", uuid=OF_RANK_2)
 
@@ -55,6 +59,9 @@ MOMENTS = {
     "exporter down": HEALTHY + alert("RankscopeExporterDown", severity="warning"),
     "many findings": LAGGING + "".join(WAITS.replace('kind="data"', f'kind="data{n}"') for n in range(7)),
     "two judges": LAGGING + shown_by("analyzer:10418", LAGGING),
+    "smaller than when it was found": ranks() + losses(straggler=0.17) + finding(THROTTLED, 0.22),
+    "less idle than when it was found": ranks() + losses() + finding(UNUSED, 0.6, **LOW),
+    "starting for longer than when it was found": ranks() + losses() + finding(STARTING, 1.0, **LOW),
     "without texts": re.sub(r"(?m)^rankscope_finding_info.*\n", "", LAGGING),
     "has ended": LAGGING + WAITS + end(5, LAGGING),
     "has come again": LAGGING + end(800, LAGGING),
@@ -69,23 +76,39 @@ MOMENTS = {
 
 def test_the_text_is_some_ten_lines_with_the_words_of_the_finding(explain_at: Explain) -> None:
     first, *lines = explain_at.lines("lagging")
-    assert re.fullmatch(r"train: 4 ranks on 1 node, 56% of the GPU time is useful compute, \d{4}-.*", first)
+    assert re.fullmatch(
+        r"train: 4 ranks on 1 node, 56% of its GPU time in the last seconds is useful compute, \d{4}-.*", first
+    )
     assert lines == [
-        "  lost to                                    share   GPU-hours so far",
+        "  lost in the last seconds to                share   GPU-hours so far",
         "  straggler (one is late, the others wait)    21%               1.68",
         "  transfer (every rank waits)                 10%               0.80",
         "  throttling                                 7.6%               0.61",
         "  other                                        5%               0.40",
         f"WARNING for 12 min: {THROTTLED}",
-        f"  {EVIDENCE}",
+        f"  When it was found: {EVIDENCE}",
         "  Check its cooling and power.",
     ]
 
 
 def test_without_a_finding_it_shows_the_largest_lag(explain_at: Explain) -> None:
     lines = explain_at.lines("healthy")
-    assert "88% of the GPU time is useful compute" in lines[0]
-    assert lines[-1] == "No problem found. The largest lag is 1.2% of the step, of rank 2."
+    assert "88% of its GPU time in the last seconds is useful compute" in lines[0]
+    assert lines[-1] == "No problem found. The largest lag in the last seconds is 1.2% of the step, of rank 2."
+
+
+@pytest.mark.parametrize(
+    ("moment", "words"),
+    [
+        ("smaller than when it was found", f"{THROTTLED} (22% now)"),
+        ("less idle than when it was found", f"{UNUSED} (40% now)"),
+        ("starting for longer than when it was found", f"{STARTING} (when it was found)"),
+    ],
+)
+def test_the_present_number_follows_the_one_of_when_a_finding_began(
+    explain_at: Explain, moment: str, words: str
+) -> None:
+    assert f"WARNING for 12 min: {words} When it was found: {EVIDENCE}" in explain_at.text(moment)
 
 
 def test_a_hang_explains_the_other_findings_and_that_gpus_are_idle(explain_at: Explain) -> None:

@@ -7,6 +7,7 @@ import re
 import pytest
 from testing.http_server import answers
 from tests.trainer_hooks.cli.explaining import (
+    HANGING,
     HEALTHY,
     LAGGING,
     NOTHING,
@@ -14,7 +15,9 @@ from tests.trainer_hooks.cli.explaining import (
     XID,
     Explain,
     Server,
+    alert,
     complaint,
+    finding,
     ranks,
     series,
 )
@@ -31,11 +34,20 @@ def of_owner(uid: str, series: str) -> str:
     return re.sub(r"(?m)^(\w\S*?){(?=[^}]*run=)", rf'\1{{owner="{uid}",', series)
 
 
+def of_run(name: str, series: str) -> str:
+    return series.replace('run="train"', f'run="{name}"')
+
+
 SICK = LAGGING + XID
+WAITS = finding(
+    "Run slow waits for data 8% of the time, on every rank: loader workers wait", 0.08, kind="data", rank=""
+)
+IDLE = of_run("idle", HEALTHY) + alert("RankscopeGpuAllocatedIdle", run="idle", rank="2", gpu="2", uuid=OF_RANK_2)
 ENDED = ranks(up=0) + EXIT
 MOMENTS = {
     "healthy": HEALTHY,
     "sick": SICK,
+    "five runs": HEALTHY + of_run("hung", HANGING) + of_run("slow", LAGGING + WAITS) + of_run("new", ranks()) + IDLE,
     "two runs": HEALTHY + LAGGING.replace('run="train"', 'run="other \\"run\\"\x1b[2J"'),
     "without ranks": EXPORTER,
     "nothing": "",
@@ -50,11 +62,23 @@ MOMENTS = {
 }
 
 
-def test_several_runs_are_listed_and_one_can_be_chosen(explain_at: Explain) -> None:
+def test_each_of_several_runs_has_a_line_and_the_worst_is_first(explain_at: Explain) -> None:
+    head, *lines = explain_at.lines("five runs")
+    assert head.startswith("5 runs, the worst first (--run explains one), ")
+    assert lines == [
+        "hung, 4 ranks: CRITICAL for 90 s: Run train hangs: Rank 1 (vm, GPU 1) is stuck in data_wait",
+        "slow, 4 ranks: WARNING for 12 min: Rank 2 (vm, GPU 2) slows down run train by 28%: its GPU is ...",
+        "idle, 4 ranks: FIRING alert RankscopeGpuAllocatedIdle: rank 2, instance vm:10417, gpu 2",
+        "new, 4 ranks: not diagnosed",
+        "train, 4 ranks: no problem found, 88% of its GPU time in the last seconds is useful",
+    ]
+
+
+def test_an_option_that_needs_one_run_says_how_to_choose_it(explain_at: Explain) -> None:
     run = r"\(4 ranks\)"
     listed = rf'has 2 runs; choose one with --run: other "run"\\x1b\[2J {run}, train {run}$'
-    assert re.search(listed, explain_at.error("two runs"))
-    assert explain_at.lines("two runs", "--run", "train")
+    assert re.search(listed, explain_at.error("two runs", "--json"))
+    assert explain_at.lines("two runs", "--run", "train")[0].startswith("train: 4 ranks")
 
 
 def test_the_name_of_a_run_is_quoted_for_prometheus_and_harmless_in_a_terminal(explain_at: Explain) -> None:
@@ -64,16 +88,24 @@ def test_the_name_of_a_run_is_quoted_for_prometheus_and_harmless_in_a_terminal(e
 
 
 def test_runs_of_one_name_in_two_clusters_are_listed_and_one_is_chosen_by_its_cluster(explain_at: Explain) -> None:
+    head, sick, healthy = explain_at.lines("two clusters", "--run", "train")
+    assert head.startswith("2 runs, the worst first (--cluster explains one), ")
+    assert sick.startswith("train in cluster sick, 4 ranks: WARNING for 12 min: ")
+    assert healthy.startswith("train in cluster healthy, 4 ranks: no problem found")
     runs = "train in cluster healthy (4 ranks), train in cluster sick (4 ranks)"
-    listed = explain_at.error("two clusters", "--run", "train")
+    listed = explain_at.error("two clusters", "--run", "train", "--json")
     assert listed.endswith(f"has 2 runs; choose one with --cluster: {runs}")
     assert explain_at.lines("two clusters", "--cluster", "sick")
 
 
 def test_runs_of_one_name_of_two_users_are_listed_and_one_is_chosen_by_its_owner(explain_at: Explain) -> None:
     runs = "train (owner 1000, 4 ranks), train (owner 1001, 4 ranks)"
-    listed = explain_at.error("two owners", "--run", "train")
+    listed = explain_at.error("two owners", "--run", "train", "--json")
     assert listed.endswith(f"has 2 runs; choose one with --owner: {runs}")
+    head, slow, healthy = explain_at.lines("two owners")
+    assert "(--owner explains one)" in head
+    assert slow.startswith("train of owner 1001, 4 ranks: WARNING for 12 min: ")
+    assert healthy.startswith("train of owner 1000, 4 ranks: no problem found")
     for owner, findings in (("1000", 0), ("1001", 1)):
         answer = explain_at.answer("two owners", "--owner", owner)
         assert (answer["owner"], len(answer["findings"])) == (owner, findings)
@@ -97,7 +129,7 @@ def test_the_text_names_the_cluster(explain_at: Explain) -> None:
 
 def test_a_run_without_a_cluster_differs_from_one_with_a_cluster(explain_at: Explain) -> None:
     runs = "train (4 ranks), train in cluster sick (4 ranks)"
-    assert explain_at.error("a cluster and none").endswith(f"choose one with --cluster: {runs}")
+    assert explain_at.error("a cluster and none", "--json").endswith(f"choose one with --cluster: {runs}")
     answer = explain_at.answer("a cluster and none", "--cluster", "")
     assert (answer["cluster"], answer["findings"]) == (None, [])
     assert explain_at.answer("a cluster and none", "--cluster", "sick")["findings"][0]["rank"] == "2"
@@ -106,7 +138,7 @@ def test_a_run_without_a_cluster_differs_from_one_with_a_cluster(explain_at: Exp
 def test_a_cluster_is_only_needed_if_it_decides_which_run(explain_at: Explain) -> None:
     elsewhere = "another run in each of two clusters"
     assert explain_at.text(elsewhere, "--run", "train").startswith("train in cluster a: 4 ranks")
-    assert "choose one with --run and --cluster: other in cluster b" in explain_at.error(elsewhere)
+    assert "choose one with --run and --cluster: other in cluster b" in explain_at.error(elsewhere, "--json")
 
 
 @pytest.mark.parametrize(

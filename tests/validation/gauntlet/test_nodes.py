@@ -22,7 +22,7 @@ def test_a_fault_of_a_gpu_is_on_the_node_of_its_rank_and_nowhere_else(tmp_path: 
     arena.change_gpu(rank, busy=0.3)
     ((changed,), other) = (list((tmp_path / "gpus" / node_job.node(index)).iterdir()) for index in (NODES - 1, 0))
     assert not other
-    scenario = yaml.safe_load((tmp_path / "node-1/scenario.yml").read_text())
+    scenario = yaml.safe_load((tmp_path / "node-1/exporter.yml").read_text())
     assert _gpu_of(rank, tmp_path) == simulated_uuid(int(changed.stem), scenario["machine"])
 
 

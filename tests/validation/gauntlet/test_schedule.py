@@ -5,24 +5,10 @@ from __future__ import annotations
 import re
 
 from deploy.prometheus.shipped import RULES
-from testing.job.device import ASYNCHRONOUS, DEVICES, GLOO
+from testing.job.device import ASYNCHRONOUS
 from validation.gauntlet.__main__ import main
 from validation.gauntlet.cases import all_cases
 from validation.gauntlet.schedule import PAIRS, draw, schedule
-
-
-def test_all_twenty_six_faults_and_the_decoys_are_there():
-    numbers = {name[1:3] for name in all_cases() if name.startswith("f")}
-    assert numbers == {f"{number:02d}" for number in range(1, 27)}
-    decoys = [case for case in all_cases().values() if case.is_decoy]
-    assert [sum(device in case.devices for case in decoys) for device in DEVICES] == [11, 13]
-
-
-def test_cases_about_gpus_run_over_gloo_and_cases_about_the_host_on_the_asynchronous_device():
-    on = {device: {name for run in schedule([1], device=device) for name in run.names} for device in DEVICES}
-    assert {"g1_xid", "f07_memory_held"} <= on[GLOO] - on[ASYNCHRONOUS]
-    assert on[ASYNCHRONOUS] - on[GLOO] == {"f25_launch_bound", "f26_device_reads", "rare_reads", "cheap_reads"}
-    assert {"f03_slow_loader", "f17_hang_outside", "drift"} <= on[GLOO] & on[ASYNCHRONOUS]
 
 
 def test_a_run_on_the_asynchronous_device_has_a_name_of_its_own():

@@ -17,11 +17,8 @@ def exporter(request):
 
 @pytest.fixture
 def proxy():
-    with http_server(exporter) as port:
-        proxy = Proxy(f"http://127.0.0.1:{port}")
-        proxy.start()
+    with http_server(exporter) as port, Proxy(f"http://127.0.0.1:{port}") as proxy:
         yield proxy
-        proxy.stop()
 
 
 def scraped(proxy, path="/metrics"):
@@ -42,8 +39,5 @@ def test_an_error_of_the_exporter_is_passed_on(proxy):
 
 
 def test_an_exporter_that_is_down_does_not_answer():
-    proxy = Proxy("http://127.0.0.1:9")
-    proxy.start()
-    with pytest.raises(OSError, match=r"Remote end closed|reset"):
+    with Proxy("http://127.0.0.1:9") as proxy, pytest.raises(OSError, match=r"Remote end closed|reset"):
         scraped(proxy)
-    proxy.stop()

@@ -30,14 +30,15 @@ permitted, else from the hook. Run it as the job's user, inside the job's contai
 of all users. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is no rank."""
 EXPLAIN_DESCRIPTION = """\
 Explain why a run is slow: its lost GPU time by cause, the worst finding with its evidence and advice, other findings,
-and alerts about its GPUs. Needs a Prometheus that scrapes the exporters; runs on any machine. Without --url, if no
-Prometheus answers, it explains the runs on this machine instead (needs rankscope[top]). Exits with 2 if there is
-nothing to explain."""
+and alerts about its GPUs. Of several runs, each has a line, the worst first. Needs a Prometheus that scrapes the
+exporters; runs on any machine. Without --url, if no Prometheus answers, it explains the runs on this machine instead
+(needs rankscope[top]). Exits with 2 if there is nothing to explain."""
 TOP_DESCRIPTION = """\
 Show what is wrong on this machine: findings and advice for each run, its ranks with their time by phase, and the GPUs.
 Reads the ranks' records and the NVIDIA driver; needs neither an exporter nor Prometheus, and changes nothing in the
-job. With --url, shows the runs of another node, or those that span nodes from the analyzer, as it has diagnosed them.
-Install: pip install 'rankscope[top] @ git+https://github.com/rankscope/rankscope'. Press Ctrl-C to quit."""
+job. With --url, shows the nodes of other exporters, or all that an analyzer knows, with their runs, the worst first,
+and which of them do not answer. Keys: q quits, n and p (or the arrows) choose the run that is shown in full.
+Install: pip install 'rankscope[top] @ git+https://github.com/rankscope/rankscope'."""
 HANG_DESCRIPTION = """\
 Show which ranks block a run that hangs, in which operation, and which ranks wait for them. Reads the dumps of torch's
 flight recorder in DIR, or the records of the ranks on this machine: of a run that spans several nodes, run it on each.
@@ -180,7 +181,12 @@ def _add_top(top: argparse.ArgumentParser) -> None:
         "--once", action="store_true", help="measure for 10 s (30 s if steps are long), print once and exit"
     )
     top.add_argument(
-        "--url", help="show instead the runs of the exporter or analyzer at http://HOST:PORT, USER:PASSWORD@ if needed"
+        "--url",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="show instead the nodes of these exporters, or of an analyzer, at http://HOST:PORT, USER:PASSWORD@ if "
+        "needed; such as http://node{1..8}:10417",
     )
     _add_header(top)
     top.add_argument(
@@ -217,13 +223,13 @@ def _add_explain(explain: argparse.ArgumentParser) -> None:
         help="URL of Prometheus, with USER:PASSWORD@ if needed (default: PROMETHEUS_URL, else http://localhost:9090)",
     )
     _add_header(explain)
-    explain.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
+    explain.add_argument("--run", metavar="NAME", help="name of the run (default: all that are live)")
     explain.add_argument(
         "--cluster", metavar="NAME", help="value of the label cluster, if several clusters have a run of this name"
     )
     explain.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name")
     explain.add_argument("--at", metavar="TIME", help="30m (ago), 2026-11-21T02:40 or unix seconds (default: now)")
-    explain.add_argument("--json", action="store_true", help="print one line of JSON")
+    explain.add_argument("--json", action="store_true", help="print one line of JSON about one run")
     explain.add_argument("--all", action="store_true", help="without a Prometheus: also losses that a finding explains")
 
 

@@ -19,11 +19,11 @@ STATE_DIR = Path("/var/lib/rankscope")
 
 
 def show(
-    run_dirs: Sequence[Path], url: str | None = None, headers: Sequence[str] = (), *, once: bool, is_json: bool
+    run_dirs: Sequence[Path], urls: Sequence[str] = (), headers: Sequence[str] = (), *, once: bool, is_json: bool
 ) -> int:
-    """Show this node, or the runs of the exporter or analyzer at a URL. Returns the exit status.
+    """Show this node, or the nodes of the exporters and analyzers at these URLs. Returns the exit status.
 
-    It is 2 if a package is missing, or if nothing answers at the URL.
+    It is 2 if a package is missing, or if nothing answers at the URLs.
     """
     if absent := missing(REQUIRED):
         text = f"rankscope top: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"
@@ -32,10 +32,8 @@ def show(
     from rankscope_exporter.top.command import show as follow
     from rankscope_exporter.top.command import show_remote
 
-    if url:
-        from rankscope.cli.explaining.prometheus import connector
-
-        return show_remote(lambda: connector(headers)(url, None), once=once, is_json=is_json)
+    if urls:
+        return show_remote(urls, headers, once=once, is_json=is_json)
     return follow(run_dirs or default_run_dirs(), once=once, is_json=is_json)
 
 

@@ -9,7 +9,7 @@ LARGEST = 99.5
 
 def percent(ratio: float) -> str:
     """Return a ratio: `44%`, `6.3%`, `0.7%`. Below 0 there is no loss: `0%`."""
-    value = 100.0 * max(ratio, 0.0)
+    value = 100.0 * max(0.0, ratio)
     if value >= 9.95 or value < 0.01:
         return f"{value:.0f}%"
     return f"{value:.2g}%" if value >= 0.95 else f"{value:.1g}%"

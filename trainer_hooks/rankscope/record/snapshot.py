@@ -72,6 +72,8 @@ class RankSnapshot:
     boot."""
     ahead: Clocks = MACHINE
     """How far the reader's clocks are ahead of the rank's. The slots are converted already, the rings are not."""
+    alive_until: float = 0.0
+    """Of a rank that has ended: the monotonic time of its last reading while it was alive; 0 if the reader had none."""
 
     def __getitem__(self, field: str) -> float:
         return self.slots[INDEX[field]]
@@ -121,10 +123,10 @@ class RankSnapshot:
 
     @property
     def phase_seconds(self) -> dict[str, float]:
-        """Seconds by phase, including the open one while the rank is alive. They sum to the time since its start."""
+        """Seconds by phase. They sum to the time since the rank's start, until it was last known to be alive."""
         seconds = self._by_phase("phase_seconds")
-        if self.alive:
-            seconds[self.phase] += max(0.0, self.read_monotonic - self.last_progress)
+        until = self.read_monotonic if self.alive else self.alive_until
+        seconds[self.phase] += max(0.0, until - self.last_progress)
         return seconds
 
     def steps_after(self, number: int) -> list[Step]:

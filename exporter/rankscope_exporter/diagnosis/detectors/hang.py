@@ -12,6 +12,8 @@ is at least
 
 - `stuck_floor` seconds and 1.5 times the usual step, when the run has stepped for `pace_known_after` seconds. For a run
   that has trained for longer than the exporter, 1.5 times the longest step that it recorded if that is more.
+  `stuck` seconds if all ranks compute, none waits for another one, and neither their processes nor their GPUs show
+  that they do not compile: those are not idle, and these do not work.
 - before that `stuck` seconds, or twice `stuck_floor` if the collectives, or being the only one that does not wait, show
   the rank that the others wait for. `planned` seconds up to the second step if no rank waits for another one.
 - `stuck` seconds in a checkpoint or evaluation, and `planned` seconds in the first one
@@ -62,6 +64,8 @@ from rankscope_exporter.diagnosis.standstill import OUTSIDE, SILENT, STARTUP, ST
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "hang"
+BUSY = 0.5
+"""Ratio of the time from which on a GPU works: a collective that hangs there runs all the time."""
 DDP = "ddp_"
 """The prefix of collectives that DDP issues only in a forward or backward pass."""
 
@@ -134,7 +138,7 @@ def stall_limit(run: RunFacts, past: Past, found: Standstill, thresholds: Thresh
     if found.awaited == OUTSIDE:
         least = 2.0 * thresholds.planned
     elif past.shortest_limit is not None:
-        least = past.shortest_limit
+        least = max(past.shortest_limit, thresholds.stuck if _may_compile(run, past, found) else 0.0)
     elif found.has_evidence:
         least = 2.0 * thresholds.stuck_floor
     elif not found.has_waiting and found.rank.counters.iterations < 2.0:
@@ -142,6 +146,13 @@ def stall_limit(run: RunFacts, past: Past, found: Standstill, thresholds: Thresh
     else:
         least = thresholds.stuck
     return max(least, *(past.pace.get(name, 0.0) for name in (found.awaited, key(found.awaited, found.rank.rank))))
+
+
+def _may_compile(run: RunFacts, past: Past, found: Standstill) -> bool:
+    """Return whether all ranks compute and none waits for another one, on the host only and not on the GPU."""
+    is_working = past.idle.get(found.rank.rank, 0.0) < found.seconds / 2
+    is_on_host = all((one.rate(one.spent.gpu.busy) or 0.0) < BUSY for one in run.ranks)
+    return is_working and is_on_host and not found.has_waiting and found.awaited in phases.COMPUTING
 
 
 def _planned(run: RunFacts) -> Collection[str]:

@@ -41,6 +41,7 @@ from itertools import accumulate
 from statistics import NormalDist, fmean, median
 
 from rankscope.record import phases
+from rankscope_exporter.diagnosis import chance
 from rankscope_exporter.diagnosis.detectors import data
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
@@ -72,6 +73,8 @@ NOT_WORK = (COLLECTOR, SPIKES, "data_wait", "h2d_copy")
 """Causes that are evidence that it is not the ranks' work that is uneven."""
 FEW, MOST_OF_BLAME, TURNS = 8, 0.9, 6
 """Ranks that are late in turn are named if at most so many are late in so much of the time, after so many turns."""
+UNEVEN_STEPS = 2.0
+"""So many steps count as one event when ranks take turns: the lags of uneven work differ by about their mean."""
 
 
 def measure(window: Window) -> Mapping[int, float]:
@@ -297,20 +300,24 @@ def explain_in_turn(window: Window, _ranks: Ranks) -> Candidate | None:
     evidence = {"max_lag": run.max_lag, "gc": collecting}
     cause = COLLECTOR if collecting > COLLECTOR_SHARE * ratio else SPIKES if has_spikes(run) else late
     cause = UNEVEN_WORK if cause in phases.COMPUTING else cause or UNKNOWN
-    ranks = _taking_turns(run)
+    ranks = _taking_turns(run, thresholds)
     needed = SOME_TIME if ranks or cause == COLLECTOR else 0.0
     return Candidate(IN_TURN, ratio, cause, Place(ranks=ranks), evidence, needed=needed)
 
 
-def _taking_turns(run: RunFacts) -> Ranks:
-    """Return the few ranks that are late in turn; empty if they are many, or may be few by chance."""
+def _taking_turns(run: RunFacts, thresholds: Thresholds) -> Ranks:
+    """Return the few ranks that are late in turn; empty if they are many, or may be few by chance.
+
+    Over hours, they are sought thousands of times, so the limit is far below that of a single loss.
+    """
     blame = sorted(((sum(one.spent.aligned.blame.values()), one.rank) for one in run.ranks), reverse=True)
-    enough = MOST_OF_BLAME * sum(seconds for seconds, _ in blame)
-    count = 1 + sum(reached < enough for reached in accumulate(seconds for seconds, _ in blame))
-    is_known = not has_spikes(run) and run.ranks[0].spent.aligned.steps >= TURNS * len(blame) and enough > 0.0
-    return (
-        tuple(sorted(rank for _, rank in blame[:count])) if is_known and 1 < count <= min(FEW, len(blame) // 2) else ()
-    )
+    reached, steps = [*accumulate(seconds for seconds, _ in blame)], run.ranks[0].spent.aligned.steps
+    count = 1 + sum(seconds < MOST_OF_BLAME * reached[-1] for seconds in reached)
+    if not 1 < count <= min(FEW, len(blame) // 2) or steps < TURNS * len(blame) or has_spikes(run):
+        return ()
+    events = steps / UNEVEN_STEPS
+    by_chance = chance.of_most(events * reached[count - 1] / reached[-1], events, count, len(blame))
+    return tuple(sorted(rank for _, rank in blame[:count])) if by_chance < thresholds.chance**2 else ()
 
 
 def is_uneven_work(candidate: Candidate) -> bool:

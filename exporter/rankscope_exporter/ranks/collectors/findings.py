@@ -95,7 +95,7 @@ LAG = Declaration(
     "gauge",
     "rankscope_rank_lag_ratio",
     "Time that the other ranks of the group would save if the rank were like them, as a ratio of the step; negative "
-    "for a rank that waits longer than they do.",
+    "for a rank that waits longer than they do. Absent while the run hangs or may hang.",
     ("run", "rank", "owner"),
 )
 NOT_JUDGED = Declaration(
@@ -226,7 +226,7 @@ def _node(verdict: Verdict) -> str:
 
 
 def _lags(verdict: Verdict) -> Iterator[tuple[int, float]]:
-    for one in verdict.facts.ranks if verdict.facts else ():
+    for one in verdict.facts.ranks if verdict.facts and not verdict.may_hang else ():
         if one.lag is not None:
             yield one.rank, one.lag
 

@@ -11,7 +11,7 @@ from testing.readings import RUN, Adjust, Change, Training, Trial, hang, spend, 
 from rankscope_exporter.diagnosis.detectors.hang import detect
 from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.findings import Candidate
-from rankscope_exporter.diagnosis.readings import Ending, RankReading
+from rankscope_exporter.diagnosis.readings import Ending, GpuCounters, RankReading
 from rankscope_exporter.diagnosis.standstill import Standstill
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.diagnosis.words import sentence
@@ -132,25 +132,32 @@ def test_a_run_that_waited_long_for_the_same_before_has_more_time(phase, after) 
 
 
 @pytest.mark.parametrize(
-    ("phase", "pace", "needed"),
+    ("phase", "pace", "busy", "idle", "needed"),
     [
-        ("checkpoint", {}, LIMITS.planned),
-        ("checkpoint", {"checkpoint": 2400.0}, 2400.0),
-        ("checkpoint", {"checkpoint": 20.0}, LIMITS.stuck),
-        ("checkpoint", {"evaluation": 100.0}, LIMITS.planned),
-        ("startup", {}, LIMITS.planned),
-        ("backward", {}, LIMITS.stuck_floor),
-        ("backward", {"backward": 120.0}, 120.0),
-        ("backward", {"backward": 1200.0, "forward": 2400.0}, 1200.0),
-        ("other", {}, 2 * LIMITS.planned),
+        ("checkpoint", {}, None, 0.0, LIMITS.planned),
+        ("checkpoint", {"checkpoint": 2400.0}, None, 0.0, 2400.0),
+        ("checkpoint", {"checkpoint": 20.0}, None, 0.0, LIMITS.stuck),
+        ("checkpoint", {"evaluation": 100.0}, None, 0.0, LIMITS.planned),
+        ("startup", {}, None, 0.0, LIMITS.planned),
+        ("data_wait", {}, None, 0.0, LIMITS.stuck_floor),
+        ("backward", {}, None, 0.0, LIMITS.stuck),
+        ("backward", {}, 0.1, 1e3, LIMITS.stuck),
+        ("backward", {}, 0.9, 0.0, LIMITS.stuck_floor),
+        ("backward", {}, None, 3e3, LIMITS.stuck_floor),
+        ("backward", {"backward": 120.0}, 0.9, 0.0, 120.0),
+        ("backward", {"backward": 1200.0, "forward": 2400.0}, None, 0.0, 1200.0),
+        ("other", {}, None, 0.0, 2 * LIMITS.planned),
     ],
 )
-def test_the_stall_limit_depends_on_the_phase_and_the_history(phase, pace, needed) -> None:
-    training = Training(adjust=lambda reading: replace(reading, phase=phase, issued={}))
-    facts = window(training, hang("other"), seconds=1500.0)
+def test_the_stall_limit_depends_on_the_phase_the_history_and_what_works(phase, pace, busy, idle, needed) -> None:
+    def standing(one: RankReading) -> RankReading:
+        gpu = GpuCounters(None if busy is None else busy * one.at)
+        return replace(one, phase=phase, issued={}, counters=replace(one.counters, gpu=gpu))
+
+    facts = window(Training(adjust=standing), hang("other"), seconds=1500.0)
     living = [one.now for one in facts.run.ranks]
     found = Standstill(living[0], phase, "outside" if phase == "other" else phase, 4e3, {}, False, False)
-    (hangs,) = detect(facts, Past(found, pace, LIMITS.stuck_floor))
+    (hangs,) = detect(facts, Past(found, pace, LIMITS.stuck_floor, idle={0: idle}))
     assert hangs.needed == needed
 
 

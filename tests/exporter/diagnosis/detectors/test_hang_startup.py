@@ -123,7 +123,7 @@ def test_a_rank_that_stops_before_its_first_step_is_a_hang_within_90_seconds(wai
     ],
 )
 def test_a_rank_that_works_for_the_others_is_named_and_is_no_hang(waiting, late) -> None:
-    verdicts, after, _ = start(late, waiting)
+    verdicts, after, _ = start(late, waiting, seconds=11 * MINUTE)
     assert after is None
     for seconds in (6.0, 45.0, 90.0, 599.0):
         (pending,) = (one for one in verdicts[seconds].pending if one.candidate.kind == "hang")

@@ -1,19 +1,24 @@
-"""The command `rankscope explain`: what slows down a run, in about ten lines, or as one line of JSON."""
+"""The command `rankscope explain`: what slows down a run, in about ten lines, or as one line of JSON.
+
+Of several runs, each has a line.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rankscope.cli.explaining.explanation import Explanation, Finding, explain
+from rankscope.cli.explaining.explanation import Explanation, Finding, RunInShort, compare, explain
 from rankscope.cli.explaining.fetching import within
 from rankscope.cli.explaining.moments import format_time, parse_moment
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, UnreachableError
+from rankscope.cli.explaining.runs import find_runs, one_needed, options_that_differ
 from rankscope.cli.printable import printable
 from rankscope.record.quantities import count, duration, percent
 
@@ -26,6 +31,10 @@ MEANINGS: dict[str, str] = json.loads(Path(__file__).with_name("known.json").rea
 LABELS_SHOWN = ("kind", "cause", "rank", "node", "instance", "gpu", "xid", "reason")
 ANALYZER = "A run on several nodes needs an analyzer: rankscope-exporter --analyze TARGETS."
 EXPLAINED_WITHIN = 120.0  # seconds for some dozen queries: a server may be slow or hostile
+FORM = "%Y-%m-%d %H:%M:%S %Z"
+RECENTLY = "its GPU time in the last seconds"
+OF_THE_REST = ("low_utilization",)  # the summary has not the lost ratio but the rest
+AGE = re.compile(r" for [\d.]+ (s|min|h|days)\b")
 LINE_LIMIT = 1000  # characters; only a hostile name is longer
 ERROR_LIMIT = 8000  # characters: a choice of twenty runs with the longest names
 
@@ -47,7 +56,7 @@ def show(
     try:
         moment = None if at is None else parse_moment(at)
         prometheus = connect(url, moment)
-        found = within(EXPLAINED_WITHIN, lambda: explain(prometheus, run, cluster, owner, is_now=moment is None))
+        found = within(EXPLAINED_WITHIN, lambda: _explain(prometheus, (run, cluster, owner), moment is None, as_json))
     except (PrometheusError, ValueError, TimeoutError) as error:
         is_of_now = at is None and not as_json
         if isinstance(error, UnreachableError) and is_of_now and explain_node():
@@ -55,12 +64,46 @@ def show(
         print(f"rankscope explain: {printable(str(error), ERROR_LIMIT)}", file=sys.stderr)  # noqa: T201 - a command
         return 2
     when = time.time() if moment is None else moment
-    if as_json:
-        sys.stdout.write(json.dumps(as_object(found, when)) + "\n")
+    width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
+    if isinstance(found, list):
+        lines = in_short(found, when, width)
     else:
-        width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
-        sys.stdout.writelines(f"{printable(line, LINE_LIMIT)}\n" for line in as_lines(found, when, width))
+        lines = iter([json.dumps(as_object(found, when))]) if as_json else as_lines(found, when, width)
+    sys.stdout.writelines(f"{line if as_json else printable(line, LINE_LIMIT)}\n" for line in lines)
     return 0
+
+
+def _explain(
+    prometheus: Prometheus, wanted: tuple[str | None, ...], is_now: bool, needs_one: bool
+) -> Explanation | list[RunInShort]:
+    """Return the explanation of the run, or each of several in short. Raises PrometheusError."""
+    runs = find_runs(prometheus, wanted, is_now)
+    if len(runs) == 1:
+        return explain(prometheus, runs[0])
+    if needs_one:
+        raise one_needed(prometheus, runs)
+    return compare(prometheus, runs)
+
+
+def in_short(runs: Sequence[RunInShort], when: float, width: int) -> Iterator[str]:
+    """Yield a line for each of several runs, the worst first."""
+    flags = options_that_differ(one.run for one in runs)
+    yield f"{len(runs)} runs, the worst first ({flags} explains one), {format_time(when, FORM)}"
+    has_owners = len({one.run.owner for one in runs}) > 1
+    for one in runs:
+        owner = f" of owner {one.run.owner}" if has_owners else ""
+        text = f"{one.run}{owner}, {count(one.ranks, 'rank')}: {_worst(one, when)}"
+        yield textwrap.shorten(text, width, placeholder=" ...")
+
+
+def _worst(one: RunInShort, when: float) -> str:
+    """Return what is wrong with a run, or that nothing is, in one sentence."""
+    problems = [*(_in_short(finding, when) for finding in one.findings), *map(_alert, one.alerts)]
+    if problems:
+        return problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+    if not one.is_judged:
+        return "not diagnosed"
+    return "no problem found" + ("" if one.useful is None else f", {percent(one.useful)} of {RECENTLY} is useful")
 
 
 def as_object(found: Explanation, when: float) -> dict[str, object]:
@@ -85,14 +128,15 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
 
 def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
     """Yield the explanation as lines for a terminal."""
-    moment = format_time(when, "%Y-%m-%d %H:%M:%S %Z")
-    useful = f", {percent(found.lost['none'])} of the GPU time is useful compute" if "none" in found.lost else ""
+    moment = format_time(when, FORM)
+    useful = f", {percent(found.lost['none'])} of {RECENTLY} is useful compute" if "none" in found.lost else ""
     yield f"{found.run}: {_size(found)}{useful}, {moment}"
     yield from _table(found)
     for finding in found.findings[:1]:
         yield from _wrapped(_in_short(finding, when), width)
-        for text in (finding.texts.get("evidence"), finding.texts.get("advice")):
-            yield from _wrapped(f"  {text}" if text else "", width)
+        evidence = finding.texts.get("evidence")
+        yield from _wrapped(f"  When it was found: {evidence}" if evidence else "", width)
+        yield from _wrapped(f"  {finding.texts['advice']}" if finding.texts.get("advice") else "", width)
     others = [*(f"Also {_in_short(one, when)}" for one in found.findings[1:]), *map(_alert, found.alerts)]
     yield from (textwrap.shorten(line, width, placeholder=" ...") for line in others[:OTHERS_SHOWN])
     if len(others) > OTHERS_SHOWN:
@@ -109,7 +153,7 @@ def _size(found: Explanation) -> str:
 def _table(found: Explanation) -> Iterator[str]:
     causes = [cause for cause, share in found.lost.items() if cause != "none" and share >= SHOWN_FROM]
     if causes:
-        yield f"  {'lost to':42} share   GPU-hours so far"
+        yield f"  {'lost in the last seconds to':42} share   GPU-hours so far"
     for cause in causes[:CAUSES_SHOWN]:
         name = f"{cause} ({MEANINGS[cause]})" if cause in MEANINGS else cause
         yield _row(name, found.lost[cause], found.gpu_hours.get(cause))
@@ -126,7 +170,20 @@ def _row(name: str, share: float, hours: float | None) -> str:
 def _in_short(finding: Finding, when: float) -> str:
     """Return a finding with its severity and age in one sentence."""
     words = finding.texts.get("summary") or _listed(finding.labels)
-    return f"{finding.labels['severity'].upper()} for {duration(max(when - finding.since, 0.0))}: {words}"
+    return (
+        f"{finding.labels['severity'].upper()} for {duration(max(when - finding.since, 0.0))}: {words}{_now(finding)}"
+    )
+
+
+def _now(finding: Finding) -> str:
+    """Return the present number, if it is another one than in the summary, which is from when the finding began."""
+    summary = finding.texts.get("summary", "")
+    if AGE.search(summary):
+        return " (when it was found)"
+    is_of_useful = finding.labels["kind"] in OF_THE_REST
+    now = percent(1.0 - finding.ratio if is_of_useful else finding.ratio)
+    then = re.findall(r"[\d.]+%", summary)
+    return f" ({now} now)" if then and now not in then else ""
 
 
 def _alert(labels: Mapping[str, str]) -> str:
@@ -151,7 +208,8 @@ def _note(found: Explanation) -> str:
         return ""
     lag = ""
     if found.largest_lag is not None and found.largest_lag[1] >= SHOWN_FROM:
-        lag = f" The largest lag is {percent(found.largest_lag[1])} of the step, of rank {found.largest_lag[0]}."
+        rank, ratio = found.largest_lag
+        lag = f" The largest lag in the last seconds is {percent(ratio)} of the step, of rank {rank}."
     return f"No {'other ' * bool(found.alerts)}problem found.{lag}"
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import inf
 
 from rankscope.cli.explaining.answers import Sample
-from rankscope.cli.explaining.prometheus import Prometheus, quoted
-from rankscope.cli.explaining.runs import Run, latest, live_ranks, select_run
+from rankscope.cli.explaining.prometheus import Prometheus
+from rankscope.cli.explaining.runs import IDENTITY, Run, by_run, latest, live_ranks, run_of
 
 LABELS = ("kind", "cause", "rank", "group", "node", "gpu", "uuid", "port", "place", "severity")
 """The labels of a finding, in addition to those of its run. Only the severity may change while it is open."""
@@ -72,15 +72,33 @@ class Explanation:
     """The end of the last rank in unix seconds, if none is alive."""
 
 
-def explain(
-    prometheus: Prometheus, name: str | None, cluster: str | None = None, owner: str | None = None, *, is_now: bool
-) -> Explanation:
-    """Return the explanation of the run with this name, cluster and owner, or the only one. Raises PrometheusError."""
-    run = select_run(prometheus, (name, cluster, owner), is_now)
+@dataclass(frozen=True)
+class RunInShort:
+    """One of several runs in a line."""
+
+    run: Run
+    ranks: int
+    is_judged: bool
+    findings: list[Finding]
+    alerts: list[dict[str, str]]
+    useful: float | None
+    """The ratio of its GPU time that is useful compute."""
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Return a key that sorts the worst run first: findings, then alerts, then runs that nothing diagnoses."""
+        worst = self.findings[0] if self.findings else None
+        ratio = worst.ratio if worst else 0.0
+        known = worst is None, not self.alerts, self.is_judged
+        return (not (worst and worst.is_critical), *known, -ratio, self.run)
+
+
+def explain(prometheus: Prometheus, run: Run) -> Explanation:
+    """Return the explanation of a run. Raises PrometheusError."""
     where = run.where
     nodes = prometheus.query(f"count by (node) ({live_ranks(where)})")
     is_judged = bool(prometheus.query(f"group({latest(f'rankscope_run_judged_info{{{where}}}')})"))
-    findings = _findings(prometheus, where)
+    findings = _findings(prometheus, where).get(run, [])
     seconds = _largest_first(prometheus, f"rankscope_run_lost_gpu_seconds_total{{{where}}}", "cause")
     lags = _largest_first(prometheus, f"rankscope_rank_lag_ratio{{{where}}}", "rank")
     ends = prometheus.query(f"max(last_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[1h]))")
@@ -91,12 +109,32 @@ def explain(
         is_judged=is_judged,
         not_judged=_not_judged(prometheus, run, is_judged),
         findings=findings,
-        alerts=_alerts(prometheus, run, is_standstill=any(one.stops_run for one in findings)),
+        alerts=_select_alerts(_firing(prometheus), run, _known_ranks(prometheus, where).get(run, []), findings),
         lost=_largest_first(prometheus, f"rankscope_run_lost_ratio{{{where}}}", "cause"),
         gpu_hours={cause: lost / 3600 for cause, lost in seconds.items()},
         largest_lag=next(iter(lags.items()), None),
         ended=ends[0].value if ends and not nodes else None,
     )
+
+
+def compare(prometheus: Prometheus, runs: Iterable[Run]) -> list[RunInShort]:
+    """Return these runs, the worst first. Asks for all of them at once. Raises PrometheusError."""
+    living = by_run(prometheus, f"count by ({IDENTITY}) ({live_ranks()})")
+    judged = by_run(prometheus, f"group by ({IDENTITY}) ({latest('rankscope_run_judged_info')})")
+    useful = by_run(prometheus, f'max by ({IDENTITY}) (rankscope_run_lost_ratio{{cause="none"}})')
+    findings, firing, ranks = _findings(prometheus), _firing(prometheus), _known_ranks(prometheus)
+    found = [
+        RunInShort(
+            run=run,
+            ranks=round(living.get(run, 0.0)),
+            is_judged=run in judged,
+            findings=findings.get(run, []),
+            alerts=_select_alerts(firing, run, ranks.get(run, []), findings.get(run, [])),
+            useful=useful.get(run),
+        )
+        for run in runs
+    ]
+    return sorted(found, key=lambda one: one.order)
 
 
 def _largest_first(prometheus: Prometheus, series: str, label: str) -> dict[str, float]:
@@ -108,25 +146,30 @@ def _largest_first(prometheus: Prometheus, series: str, label: str) -> dict[str,
     return {sample.labels[label]: sample.value for sample in sorted(found, key=lambda sample: -sample.value)}
 
 
-def _findings(prometheus: Prometheus, where: str) -> list[Finding]:
-    """Return the open findings. Those of a run that stands still explain its other ones.
+def _findings(prometheus: Prometheus, where: str = "") -> dict[Run, list[Finding]]:
+    """Return the open findings of the runs with these labels. Those of a run that stands still explain its other ones.
 
     Several judges may show one finding, each until it has ended. A finding that has become critical is shown as such.
     """
     names = "|".join((RATIO, SINCE, END, INFO))
-    values: dict[Key, dict[str, float]] = {}
-    texts: dict[Key, dict[str, str]] = {}
-    for sample in prometheus.query(latest(f'{{__name__=~"{names}",{where}}}')):
-        key = tuple(sample.labels.get(name, "") for name in LABELS)
+    values: dict[tuple[Run, Key], dict[str, float]] = {}
+    texts: dict[tuple[Run, Key], dict[str, str]] = {}
+    for sample in prometheus.query(latest(f'{{__name__=~"{names}",{where}}}'), "run"):
+        key = run_of(sample), tuple(sample.labels.get(name, "") for name in LABELS)
         value = values.setdefault(key, {})
         value[sample.name] = max(sample.value, value.get(sample.name, -inf))
         if sample.name == INFO:
             texts[key] = {name: sample.labels.get(name, "") for name in TEXTS}
-    found = {
-        key: Finding(dict(zip(LABELS, key, strict=True)), value[RATIO], value[SINCE], texts.get(key, {}))
-        for key, value in values.items()
-        if {RATIO, SINCE} <= value.keys() and value[SINCE] > value.get(END, -inf)
-    }
+    found: dict[Run, dict[Key, Finding]] = {}
+    for (run, labels), value in values.items():
+        if {RATIO, SINCE} <= value.keys() and value[SINCE] > value.get(END, -inf):
+            named = dict(zip(LABELS, labels, strict=True))
+            finding = Finding(named, value[RATIO], value[SINCE], texts.get((run, labels), {}))
+            found.setdefault(run, {})[labels] = finding
+    return {run: _worst_first(of_run) for run, of_run in found.items()}
+
+
+def _worst_first(found: Mapping[Key, Finding]) -> list[Finding]:
     critical = {key[:-1] for key, one in found.items() if one.is_critical}
     shown = [one for key, one in found.items() if one.is_critical or key[:-1] not in critical]
     shown.sort(key=lambda one: (not one.is_critical, -one.ratio, one.since))
@@ -144,14 +187,27 @@ def _not_judged(prometheus: Prometheus, run: Run, is_judged: bool) -> list[tuple
     return [(reason, node) for reason, node in pairs if node or not is_judged]
 
 
-def _alerts(prometheus: Prometheus, run: Run, *, is_standstill: bool) -> list[dict[str, str]]:
+def _firing(prometheus: Prometheus) -> list[Sample]:
+    return prometheus.query('ALERTS{alertname=~"Rankscope.+",alertstate="firing"}', "alertname")
+
+
+def _known_ranks(prometheus: Prometheus, where: str = "") -> dict[Run, list[Sample]]:
+    """Return the ranks of the last hour of the runs with these labels."""
+    ranks: dict[Run, list[Sample]] = {}
+    for sample in prometheus.query(f"last_over_time(rankscope_rank_info{{{where}}}[1h])", "run"):
+        ranks.setdefault(run_of(sample), []).append(sample)
+    return ranks
+
+
+def _select_alerts(
+    firing: Iterable[Sample], run: Run, ranks: list[Sample], findings: Iterable[Finding]
+) -> list[dict[str, str]]:
     """Return the labels of the alerts about the run's GPUs and exporters; the others are its findings."""
-    ranks = prometheus.query(f"last_over_time(rankscope_rank_info{{{run.where}}}[1h])")
-    firing = f'ALERTS{{alertname=~"Rankscope.+",alertstate="firing",cluster={quoted(run.cluster)}}}'
+    is_standstill = any(one.stops_run for one in findings)
     found = [
         {name: value for name, value in sample.labels.items() if name != "alertstate"}
-        for sample in prometheus.query(firing, "alertname")
-        if _concerns(sample.labels, run, ranks, is_standstill)
+        for sample in firing
+        if sample.labels.get("cluster", "") == run.cluster and _concerns(sample.labels, run, ranks, is_standstill)
     ]
     return sorted(found, key=lambda labels: (labels.get("severity") != "critical", sorted(labels.items())))
 

@@ -100,7 +100,9 @@ class Prometheus:
         return f"{self._source(answer)} answers {answer.status}: {why}{hint}"
 
 
-def connector(given: Sequence[str]) -> Callable[[str, float | None], Prometheus]:
+def connector(
+    given: Sequence[str], fetch: Callable[[str, Mapping[str, str]], Answer] = fetch
+) -> Callable[[str, float | None], Prometheus]:
     """Return a function that connects to a URL with the headers of --header and of the environment.
 
     Each is `Name: value`, or `@FILE` with one a line; the last one of a name counts. They are read at the first call,
@@ -113,7 +115,7 @@ def connector(given: Sequence[str]) -> Callable[[str, float | None], Prometheus]
         texts += [("--header", text) for text in given]
         return dict(_header(source, line) for origin, text in texts for source, line in _lines(origin, text))
 
-    return lambda url, at: Prometheus(url, at, headers=headers())
+    return lambda url, at: Prometheus(url, at, fetch, headers())
 
 
 def _lines(origin: str, text: str) -> Iterator[tuple[str, str]]:

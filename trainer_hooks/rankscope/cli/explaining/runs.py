@@ -1,4 +1,4 @@
-"""The run that `rankscope explain` explains: the one that is named, or the only live one."""
+"""The runs that `rankscope explain` explains: those with the given name, cluster and owner, or the live ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.moments import format_time
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, quoted
 
@@ -47,10 +48,10 @@ def live_ranks(where: str = "") -> str:
     return f"group by ({IDENTITY}, node, rank) ({info} and on (job, instance, {IDENTITY}, rank) {up} == 1)"
 
 
-def select_run(prometheus: Prometheus, wanted: tuple[str | None, ...], is_now: bool) -> Run:
-    """Return the only run with the given name, cluster and owner, or the only live one. Raises PrometheusError."""
+def find_runs(prometheus: Prometheus, wanted: tuple[str | None, ...], is_now: bool) -> list[Run]:
+    """Return the live runs with the given name, cluster and owner, or the only one. Raises PrometheusError."""
     known = latest('{__name__=~"rankscope_rank_info|rankscope_run_judged_info"}')
-    runs = sorted(_by_run(prometheus, f"group by ({IDENTITY}) ({known})"))
+    runs = sorted(by_run(prometheus, f"group by ({IDENTITY}) ({known})"))
     if not runs:
         raise PrometheusError(f"{prometheus.url} {_none(prometheus, is_now)}")
     found = [run for run in runs if all(asked in (None, its) for asked, its in zip(wanted, run, strict=True))]
@@ -59,29 +60,37 @@ def select_run(prometheus: Prometheus, wanted: tuple[str | None, ...], is_now: b
         asked = "".join(f"{word}{value}" for word, value in words if value is not None)
         raise PrometheusError(f"{prometheus.url} has no run{asked}; it has: {_listed(map(str, runs))}")
     if len(found) == 1:
-        return found[0]
-    living = _by_run(prometheus, f"count by ({IDENTITY}) ({live_ranks()})")
+        return found
+    living = by_run(prometheus, f"count by ({IDENTITY}) ({live_ranks()})")
     alive = [run for run in found if run in living]
-    if len(alive) != 1:
-        raise PrometheusError(f"{prometheus.url} has {len(found)} runs; {_choice(prometheus, found, living)}")
-    return alive[0]
+    if not alive:
+        raise one_needed(prometheus, found)
+    return alive
+
+
+def one_needed(prometheus: Prometheus, runs: Sequence[Run]) -> PrometheusError:
+    """Return the error that says which runs there are, and how to choose one."""
+    living = by_run(prometheus, f"count by ({IDENTITY}) ({live_ranks()})")
+    return PrometheusError(f"{prometheus.url} has {len(runs)} runs; {_choice(prometheus, runs, living)}")
+
+
+def options_that_differ(runs: Iterable[Run]) -> str:
+    """Return the options that select one of these runs, such as `--run and --owner`."""
+    values = zip(("--run", "--cluster", "--owner"), zip(*runs, strict=True), strict=True)
+    return " and ".join(flag for flag, known in values if len({*known}) > 1)
 
 
 def _choice(prometheus: Prometheus, runs: Sequence[Run], living: Mapping[Run, float]) -> str:
     """Return the runs to choose from with state, start and last step, the living and the youngest first."""
     began, steps = (
-        _by_run(prometheus, f"max by ({IDENTITY}) (last_over_time(rankscope_rank_{series}[1h]))")
+        by_run(prometheus, f"max by ({IDENTITY}) (last_over_time(rankscope_rank_{series}[1h]))")
         for series in ("start_timestamp_seconds", "steps_total")
     )
-    differ = {
-        "--run": {run.name for run in runs},
-        "--cluster": {run.cluster for run in runs},
-        "--owner": {run.owner for run in runs},
-    }
+    has_owners = len({run.owner for run in runs}) > 1
 
     def described(run: Run) -> str:
         words = [f"{living[run]:.0f} ranks" if run in living else "no live rank"]
-        if len(differ["--owner"]) > 1:
+        if has_owners:
             words.insert(0, f"owner {run.owner}")
         if run in began:
             words.append(f"started {format_time(began[run], '%Y-%m-%d %H:%M')}")
@@ -90,8 +99,7 @@ def _choice(prometheus: Prometheus, runs: Sequence[Run], living: Mapping[Run, fl
         return f"{run} ({', '.join(words)})"
 
     ordered = sorted(runs, key=lambda run: (run not in living, -began.get(run, 0.0), run))
-    flags = " and ".join(flag for flag, values in differ.items() if len(values) > 1)
-    return f"choose one with {flags}: {_listed(map(described, ordered))}"
+    return f"choose one with {options_that_differ(runs)}: {_listed(map(described, ordered))}"
 
 
 def _listed(runs: Iterable[str]) -> str:
@@ -99,13 +107,14 @@ def _listed(runs: Iterable[str]) -> str:
     return ", ".join(first[:RUNS_SHOWN]) + (", ..." if len(first) > RUNS_SHOWN else "")
 
 
-def _by_run(prometheus: Prometheus, expression: str) -> dict[Run, float]:
+def by_run(prometheus: Prometheus, expression: str) -> dict[Run, float]:
     """Return the values of an expression by run, cluster and owner."""
-    samples = prometheus.query(expression, "run")
-    return {
-        Run(of["run"], of.get("cluster", ""), of.get("owner", "")): value
-        for of, value in ((sample.labels, sample.value) for sample in samples)
-    }
+    return {run_of(sample): sample.value for sample in prometheus.query(expression, "run")}
+
+
+def run_of(sample: Sample) -> Run:
+    """Return the run that a sample is about."""
+    return Run(sample.labels["run"], sample.labels.get("cluster", ""), sample.labels.get("owner", ""))
 
 
 def _none(prometheus: Prometheus, is_now: bool) -> str:
