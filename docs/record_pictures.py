@@ -47,7 +47,7 @@ class Node(arena.Arena):
 
     def __init__(self, directory: Path, memory: Path) -> None:
         super().__init__(directory, memory, run=RUN)
-        self.scenario, self.run_dir = directory / "scenario.yml", self._run_dir
+        self.scenario, self.run_dir = directory / f"{self.exporter.name}.yml", self._run_dir
         self.stack = Stack(directory, [self.exporter])
 
     def _start(self, started: ExitStack) -> None:
