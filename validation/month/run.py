@@ -156,7 +156,9 @@ class SimulatedRun:
         durations[P[name], slice(None) if event.rank is None else event.rank] += event.seconds
         is_measured = np.diff(series.common[place : place + 2, columns.MEASURED_STEPS]) > 0
         one = self._finished(durations[None], collected[None], np.array([transfer]), is_measured)
-        self._add_steps(replace(mode, compiles=True) if event.kind == "compilation" else mode, one, now, first=0)
+        if event.kind == "compilation":
+            mode = replace(mode, compiles=event.seconds / (int(one.ends[-1]) * NANO))
+        self._add_steps(mode, one, now, first=0)
         ends = self._stretches[-1].ends * NANO
         if event.kind == "checkpoint":
             self._stretches[-1] = self._stretches[-1]._replace(checkpoints=(*last.checkpoints, ends))

@@ -58,7 +58,8 @@ class Mode:
     throttled: tuple[int, ...] = ()
     clock: float = 1.0
     """The clock of the throttled ranks' GPUs as a ratio of the highest."""
-    compiles: bool = False
+    compiles: float = 0.0
+    """The ratio of the time in which the host compiles and the GPUs are idle."""
 
 
 USUAL = Mode()
