@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Condition, Event, Thread
 from urllib.parse import urlsplit
 
-from rankscope.cli.explaining.prometheus import Prometheus
+from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 from rankscope.record.quantities import duration
 from rankscope_exporter.report.gpus import GpuReport
 from rankscope_exporter.report.remote import KNOWN_FOR, RemoteError, RemoteReport, fetch_gpus, fetch_report
@@ -168,7 +168,8 @@ class Servers:
         new = [url for url in report.exporters if url not in self._servers]
         room = max(SERVERS_LIMIT - len(self._servers), 0)
         for url in new[:room]:
-            self._start(self._add(self._connect(url), is_of_analyzer=True))
+            with suppress(PrometheusError):  # no URL of a server: an analyzer can send any text
+                self._start(self._add(self._connect(url), is_of_analyzer=True))
         return len(new[room:]) + max(sum(report.targets.values()) - len(report.exporters), 0)
 
 

@@ -145,6 +145,16 @@ def test_a_node_that_only_its_analyzer_reaches_is_not_called_silent(world: World
         assert not by_name(asked)["node-1"].is_only_unreachable
 
 
+@pytest.mark.parametrize("text", ["http://[::1", "http://node-0:99999", "file:///etc/passwd", "x"])
+def test_a_text_that_is_no_url_is_not_asked_and_the_others_are(world: World, text: str) -> None:
+    world.bodies[ANALYZER] = world.bodies[ANALYZER].replace(A.encode(), text.encode())
+    asked = world.servers(ANALYZER)
+    with asked.asking():
+        eventually(lambda: B in world.credentials)
+        eventually(lambda: len(asked.nodes()) == 2)
+    assert [node.error for node in asked.nodes()] == ["", ""]
+
+
 def test_at_most_so_many_exporters_of_an_analyzer_are_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "SERVERS_LIMIT", 2)
     asked = world.servers(ANALYZER)
