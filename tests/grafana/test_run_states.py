@@ -241,7 +241,7 @@ def series(name: str, run: Run) -> Iterator[dict[str, str]]:
     for start, values in run.items():
         labels = ['job="exporters"']
         labels += [f'instance="{name}"'] * ("instance=" not in start)
-        labels += [f'run="{name}"'] * (not start.startswith("rankscope_exporter"))
+        labels += [f'run="{name}"'] * (",run=" not in start and not start.startswith("rankscope_exporter"))
         yield {
             "series": f"{start}{'' if start.endswith('{') else ','}{','.join(labels)}}}",
             "values": notation(values),
@@ -321,6 +321,25 @@ def test_a_firing_alert_that_is_no_finding_has_a_line_and_one_about_a_finding_ha
         'summary="RankscopeGpuAllocatedIdle",runbook="RankscopeGpuAllocatedIdle",panels="1"}'
     )
     assert promtool_error("Findings and alerts", {"idle": {shown: 60.0}}, tmp_path, runs={"idle": alerts}) == ""
+
+
+def test_a_firing_alert_about_a_gpu_of_the_run_has_a_line(tmp_path: Path) -> None:
+    run: Run = {'rankscope_rank_info{rank="1",uuid="GPU-1"': always(1)}
+    run |= {
+        f'ALERTS{{alertstate="firing",alertname="RankscopeGpuLost",severity="critical",uuid="GPU-{gpu}",run=""': always(
+            1
+        )
+        for gpu in (1, 2)
+    }
+    run |= {
+        f'ALERTS_FOR_STATE{{alertname="RankscopeGpuLost",severity="critical",uuid="GPU-{gpu}",run=""': always(NOW - 60)
+        for gpu in (1, 2)
+    }
+    shown = (
+        '{severity="critical",instance="lost",alertname="RankscopeGpuLost",summary="RankscopeGpuLost",'
+        'runbook="RankscopeGpuLost",panels="All"}'
+    )
+    assert promtool_error("Findings and alerts", {"lost": {shown: 60.0}}, tmp_path, runs={"lost": run}) == ""
 
 
 def row(rank: int, name: str) -> str:
