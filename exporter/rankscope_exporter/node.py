@@ -47,10 +47,10 @@ class Node(NamedTuple):
 
 
 @contextmanager
-def build_node(settings: Config, on_look: Callable[[Look], None] = lambda _: None) -> Iterator[Node]:
+def build_node(settings: Config, listeners: Sequence[Callable[[Look], None]] = ()) -> Iterator[Node]:
     """Read the ranks and the GPUs until the context ends. Raise StartError.
 
-    `on_look` is called with each diagnosis, on the thread that makes it.
+    The listeners are called with each diagnosis, on the thread that makes it.
     """
     users, occupants = UserNames(), Occupants(ProcessTable(settings.procfs))
     rank_gpus = RankGpus(settings.collectors)
@@ -63,7 +63,7 @@ def build_node(settings: Config, on_look: Callable[[Look], None] = lambda _: Non
         )
         _simulate(settings, directory, stack)
         collectors, diagnosis = registry.rank_collectors(settings, rank_gpus)
-        diagnosis.on_look = on_look
+        diagnosis.listeners = listeners
         ranks = RankWatcher(directory, collectors)
         stack.callback(diagnosis.close)
         stack.enter_context(ranks)

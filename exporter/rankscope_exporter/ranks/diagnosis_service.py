@@ -94,7 +94,7 @@ class DiagnosisService(JudgedRuns):
         super().__init__(Judges(settings.thresholds, principal_of, time.thread_time), files)
         self._accounts = Accounts(files)
         self._history = PollHistory()
-        self.on_look: Callable[[Look], None] = lambda _: None
+        self.listeners: Sequence[Callable[[Look], None]] = ()
         """Called with each update, on its thread."""
         self.load()
 
@@ -113,7 +113,8 @@ class DiagnosisService(JudgedRuns):
         self._count_lost(look)
         self._accounts.update(look, self._resident(scan))
         self._save_if_due(at)
-        self.on_look(look)
+        for listener in self.listeners:
+            listener(look)
         return Diagnosis(look, self._lost, limited, [*self._accounts.gpu_seconds()], [*self._accounts.findings()])
 
     def _resident(self, scan: Scan) -> Mapping[int, float]:

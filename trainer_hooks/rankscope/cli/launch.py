@@ -43,6 +43,11 @@ HANG_DESCRIPTION = """\
 Show which ranks block a run that hangs, in which operation, and which ranks wait for them. Reads the dumps of torch's
 flight recorder in DIR, or the records of the ranks on this machine: of a run that spans several nodes, run it on each.
 Changes nothing in the job. Exits with 2 if there is nothing to read."""
+CAPTURE_DESCRIPTION = """\
+Write what this node knows about a run that hangs to a new folder in DIR, which only you may read: each rank's phase,
+collectives, stacks, processes and threads, the GPUs' state, and a page report.html on top. Prints the first sentence
+of that page and its path. Run it as the job's user, or as the exporter's user with the rights that the exporter has.
+Changes nothing in the job; py-spy pauses it for a moment. Exits with 2 if there is nothing to capture."""
 REPORT_DESCRIPTION = """\
 Print where a job's GPU time went over its whole life, in shares that sum to 100%, with its GPUs, CPUs, energy, findings
 and advice: as one page for an email, or as one short line of JSON for Slurm's AdminComment. Reads the exporter's state
@@ -75,6 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from rankscope.cli.top import hang
 
         sys.exit(_status_of(lambda: hang(options.dumps, options.run, options.run_dir)))
+    if options.action == "capture":
+        from rankscope.cli.top import capture
+
+        sys.exit(_status_of(lambda: capture(options.run, options.directory, options.run_dir, options.stacks)))
     if options.action == "report":
         from rankscope.cli.top import report
 
@@ -127,7 +136,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
-    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top|hang|report")
+    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top|hang|capture|report")
     run = commands.add_parser("run", help="start a training command and watch every rank", description=RUN_DESCRIPTION)
     run.add_argument("--run", metavar="NAME", help="name of the run (default: Slurm job, torchrun id, or generated)")
     run.add_argument(
@@ -152,6 +161,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     hang.add_argument("--run", metavar="NAME", help="run on this machine, if no DIR is given (default: the only one)")
     _add_run_dirs(hang)
+    capture = commands.add_parser("capture", help="write what is known of a hang", description=CAPTURE_DESCRIPTION)
+    capture.add_argument("run", metavar="RUN", help="run on this machine")
+    capture.add_argument(
+        "directory", type=Path, nargs="?", default=Path(), metavar="DIR", help="existing directory (default: this one)"
+    )
+    capture.add_argument(
+        "--stacks",
+        choices=("hook", "py-spy", "none"),
+        default="hook",
+        help="how to read stacks: by the hook, by py-spy if it is installed, or not at all (default: %(default)s)",
+    )
+    _add_run_dirs(capture)
     _add_report(commands.add_parser("report", help="print where a job's GPU time went", description=REPORT_DESCRIPTION))
     return parser
 

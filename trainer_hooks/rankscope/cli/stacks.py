@@ -130,14 +130,15 @@ def _collective(snapshot: RankSnapshot) -> str:
     return f", in {snapshot.open_operation}{where}"
 
 
-def stacks(rank: RecordedRank) -> str:
+def stacks(rank: RecordedRank, *, with_py_spy: bool = True) -> str:
     """Return the stacks of all threads of a rank. Raises NoStacksError."""
     pid = rank.snapshot.lock_pid
     if not pid:
         raise NoStacksError("its process is in another container and not visible from here")
     try:
         with process_of(rank.snapshot.path, pid, rank.owner) as process:
-            text = stacks_by_py_spy(pid, ANSWER_LIMIT) or _by_signal(rank, process)
+            spied = stacks_by_py_spy(pid, ANSWER_LIMIT) if with_py_spy else ""
+            text = spied or _by_signal(rank, process)
     except NotTheRankError as error:
         raise NoStacksError(str(error)) from error
     is_complete = len(text.encode(errors="replace")) < ANSWER_LIMIT

@@ -53,6 +53,13 @@ def hang(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
     return show_hang(dumps, run, run_dirs or default_run_dirs())
 
 
+def capture(run: str, directory: Path, run_dirs: Sequence[Path], stacks_by: str) -> int:
+    """Capture a run on this node into a folder. Returns the exit status; needs no other package."""
+    from rankscope_exporter.capture.command import show as show_capture
+
+    return show_capture(run, directory, run_dirs or default_run_dirs(), stacks_by)
+
+
 def report(options: argparse.Namespace) -> int:
     """Print where a job's GPU time went. Returns the exit status; needs no other package."""
     from rankscope.cli.explaining.prometheus import connector

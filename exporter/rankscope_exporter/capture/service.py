@@ -1,0 +1,177 @@
+"""The exporter's captures: chooses which run is captured next, and starts the process that does it.
+
+One run at a time, users in turn, and at most CPU_RATIO of a core on average. The process has idle priority and a
+deadline; the diagnosis never waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from prometheus_client.core import Metric
+
+from rankscope_exporter.capture.metrics import FAILED, FAILURES, LATEST, REASONS, WRITTEN
+from rankscope_exporter.capture.request import Request, request_of
+from rankscope_exporter.capture.settings import CaptureFlags
+from rankscope_exporter.capture.stalls import Stalls
+from rankscope_exporter.diagnosis.readings import Run
+from rankscope_exporter.ranks.look import Look
+from rankscope_exporter.ranks.principals import principal
+from rankscope_exporter.worker import Worker
+
+PROGRAM = (sys.executable, "-m", "rankscope_exporter.capture")
+WITHIN = 180.0
+"""Seconds after which a capture is given up."""
+CPU_RATIO, BURST_SECONDS = 0.02, 6.0
+"""The ratio of a core that captures may use on average, and the CPU seconds at once: those of five minutes."""
+INTERVAL = 1.0
+logger = logging.getLogger(__name__)
+
+
+class Latest(NamedTuple):
+    """The latest capture of a run."""
+
+    at: float
+    path: str
+
+
+class _Budget:
+    """CPU time that is earned over time and spent by captures."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._seconds, self._at = BURST_SECONDS, monotonic()
+
+    def is_left(self) -> bool:
+        """Return whether a capture may start."""
+        now = self._monotonic()
+        self._seconds = min(BURST_SECONDS, self._seconds + CPU_RATIO * (now - self._at))
+        self._at = now
+        return self._seconds > 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Count CPU time as used."""
+        self._seconds -= seconds
+
+
+class CaptureService:
+    """The captures of one exporter."""
+
+    name = "captures"
+
+    def __init__(
+        self,
+        settings: CaptureFlags,
+        node: str,
+        texts: Callable[[Request], Mapping[str, str]] = lambda _: {},
+        on_capture: Callable[[Run, str], None] = lambda _run, _path: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Set the flags. `texts` returns the files of a capture that only the exporter can make.
+
+        `on_capture` is called with the path of each capture.
+        """
+        assert settings.capture_dir is not None
+        self._settings, self._directory, self._node = settings, settings.capture_dir, node
+        self._texts, self._on_capture, self._monotonic = texts, on_capture, monotonic
+        self._stalls = Stalls()
+        self._budget = _Budget(monotonic)
+        self._lock = Lock()
+        self._waiting: dict[Run, Request] = {}
+        self._present: Mapping[tuple[str, str], str] = {}
+        """The label `owner` of the runs that are shown now, by name and user ID."""
+        self._served: dict[int, float] = {}
+        """When a run of each user was last captured."""
+        self._latest: dict[tuple[str, str], Latest] = {}
+        self._written, self._failed = Counter[str](), Counter[str]()
+        self._logged = ""
+        self._has_started = False
+        self.worker = Worker("capture", INTERVAL, self.capture_next, "cannot capture")
+
+    def on_look(self, look: Look) -> None:
+        """Take the runs that should be captured now, on the thread of the diagnosis."""
+        wanted = {run: request_of(look, run, reason, self._node) for run, reason in self._stalls.update(look)}
+        with self._lock:
+            self._waiting |= {run: request for run, request in wanted.items() if request}
+            self._waiting = {run: request for run, request in self._waiting.items() if run in look.readings}
+        self._present = {(rank.run[0], str(rank.owner)): rank.run[1] for rank in look.scan.ranks}
+
+    def capture_next(self) -> None:
+        """Capture a run of the user who has waited for the longest time, if one waits and the budget permits it."""
+        if not self._has_started:
+            self._has_started = True
+            self._run(None)
+        if not self._budget.is_left():
+            return
+        with self._lock:
+            if not self._waiting:
+                return
+            run = min(self._waiting, key=lambda one: self._served.get(principal(self._waiting[one].owner), 0.0))
+            request = self._waiting.pop(run)
+        self._served[principal(request.owner)] = self._monotonic()
+        answer = self._run(replace(request, texts=self._texts(request)))
+        if answer is None:
+            return
+        path = self._directory / str(answer["name"])
+        self._written[request.reason] += 1
+        logger.info("captured run=%s reason=%s path=%s seconds=%s bytes=%s",
+                    request.title, request.reason, path, answer["seconds"], answer["bytes"])  # fmt: skip
+        self._on_capture(run, str(path))
+
+    def _run(self, request: Request | None) -> Mapping[str, Any] | None:
+        """Let the process capture, or without a request only list captures. Return the figures; None if it fails."""
+        job = {
+            "request": request.as_json() if request else "",
+            "directory": str(self._directory),
+            "stacks": self._settings.capture_stacks,
+            "bytes": self._settings.capture_mebibytes * 2**20,
+            "days": self._settings.capture_days,
+        }
+        began = self._monotonic()
+        try:
+            done = subprocess.run(  # noqa: S603 - this program
+                PROGRAM, input=json.dumps(job), capture_output=True, text=True, timeout=WITHIN, check=True, cwd="/"
+            )
+            answer: dict[str, Any] = json.loads(done.stdout)
+        except subprocess.TimeoutExpired:
+            answer = {"reason": "timeout", "error": f"not ready after {WITHIN:.0f} s"}
+        except (subprocess.CalledProcessError, OSError, ValueError) as error:
+            answer = {"reason": "error", "error": str(getattr(error, "stderr", "") or error)[-500:]}
+        self._budget.spend(answer.get("cpu_seconds", CPU_RATIO * (self._monotonic() - began)))
+        if "reason" in answer and "name" not in answer:
+            self._fail(answer["reason"], answer["error"])
+            return None
+        self._logged = ""
+        self._show(answer["kept"])
+        return answer if request else None
+
+    def _fail(self, reason: str, error: str) -> None:
+        self._failed[reason] += 1
+        if reason != self._logged:
+            logger.warning("cannot capture; retrying at the next standstill dir=%s error=%s", self._directory, error)
+        self._logged = reason
+
+    def _show(self, kept: Iterable[tuple[Any, ...]]) -> None:
+        """Set the latest capture of each run from all of them, the newest first."""
+        latest: dict[tuple[str, str], Latest] = {}
+        for name, at, run, owner, *_ in kept:
+            latest.setdefault((run, owner), Latest(at, str(Path(self._directory) / name)))
+        self._latest = latest
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the captures that were written and failed, and the latest one of each run."""
+        present, latest = self._present, self._latest
+        yield WRITTEN.family({(reason,): float(self._written[reason]) for reason in REASONS})
+        yield FAILED.family({(reason,): float(self._failed[reason]) for reason in FAILURES})
+        shown = {(run[0], owner): latest[run] for run, owner in present.items() if run in latest}
+        yield LATEST.family({(*run, self._node, one.path): one.at for run, one in shown.items()})
