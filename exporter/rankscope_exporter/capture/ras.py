@@ -80,7 +80,7 @@ def _addresses(pid: int, owners: Mapping[int, int], procfs: Path) -> list[Addres
     """Return where the run's processes listen for RAS clients, in a process's network namespace.
 
     NCCL_RAS_ADDR chooses another port. Without reading the job's environment, it is the one that several ranks share,
-    each with a socket of its own. No other socket is contacted: it may be one of the job's that expects no stranger.
+    each with a socket of its own. No other socket is contacted: the job may not expect it.
     """
     listeners: dict[Address, set[int]] = defaultdict(set)
     for one in read_sockets(pid, procfs=procfs):

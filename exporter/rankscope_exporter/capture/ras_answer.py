@@ -60,7 +60,7 @@ class _Part:
 
 @dataclass
 class _Block:
-    """What RAS says of one communicator, under one of its headings."""
+    """The lines about one communicator under one of RAS' headings."""
 
     heading: str
     operation: str = ""

@@ -178,7 +178,7 @@ def serving(serve: Serve, port: int = 0, host: str = "127.0.0.1") -> Iterator[in
         thread.join()
 
 
-if __name__ == "__main__":  # a process of its own, which says its port; the job's, or a stranger's
+if __name__ == "__main__":  # a process of its own, which prints its port
     with serving(ras(HEAD_28 + HEALTHY), int(sys.argv[1])) as chosen:
         sys.stdout.write(f"{chosen} {os.getpid()}\n")
         sys.stdout.flush()
