@@ -34,7 +34,7 @@ LINE_LIMIT = 1000
 
 
 class Place(NamedTuple):
-    """Where a rank's process writes its dump. Nothing else of its environment is kept."""
+    """The place of a rank's dump. Nothing else of its process's environment is kept."""
 
     rank: int
     pid: int
