@@ -143,8 +143,9 @@ def _describe(block: _Block, name: str) -> Iterator[str]:
         elif part.state.startswith("reported "):
             yield f"{part.name(name)} {part.state}."
     states = [part for part in block.parts if part.state.startswith("status ")]
+    common = max(states, key=lambda part: part.count) if states else None
     for part in states:
-        if (common := max(states, key=lambda part: part.count)) is not part:
+        if common and part is not common:
             yield f"{part.name(name)} {'have' if part.count > 1 else 'has'} {part.state}, most have {common.state}."
 
 
