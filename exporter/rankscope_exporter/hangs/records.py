@@ -196,11 +196,10 @@ def describe_dumps(environment: Mapping[str, str], directory: Path = Path()) -> 
         yield f"torch writes no flight recorder dumps: {SIZES[0]} is 0."
         return
     when = "on request" if environment.get(ON_TIMEOUT, "1").lower() in NO else "when NCCL's watchdog times out"
-    if prefix := next((environment[name] for name in PREFIXES if environment.get(name)), ""):
-        prefix = os.path.join(directory, prefix)  # noqa: PTH118 - a Path drops a slash at the end
+    prefix, *others = dump_prefixes(environment, directory)
+    if not others:
         yield f"torch writes a dump of each rank to {prefix}RANK {when}. Then run: rankscope hang {prefix}"
     else:
-        prefix = _default_prefix(environment)
         older = f"to {OLD_DEFAULT}RANK" if size or environment.get(ON_TIMEOUT) else "none"
         yield f"torch writes a dump of each rank to {prefix}RANK {when}; before torch 2.7, {older}."
         yield f"Then run: rankscope hang {prefix}. To choose the place, set {PREFIXES[0]} before the next start."
@@ -208,7 +207,12 @@ def describe_dumps(environment: Mapping[str, str], directory: Path = Path()) -> 
         yield f"To dump a rank now: echo 1 > {os.path.join(directory, pipe)}RANK.pipe"  # noqa: PTH118 - as above
 
 
-def _default_prefix(environment: Mapping[str, str]) -> str:
-    """Return where torch writes dumps if no variable names the place, as its DebugInfoWriter does since torch 2.7."""
+def dump_prefixes(environment: Mapping[str, str], directory: Path) -> list[str]:
+    """Return what torch may put before a rank's number: one prefix if a variable names it, else all defaults.
+
+    The first default is that of DebugInfoWriter since torch 2.7.
+    """
+    if prefix := next((environment[name] for name in PREFIXES if environment.get(name)), ""):
+        return [os.path.join(directory, prefix)]  # noqa: PTH118 - a Path drops a slash at the end
     cache = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '/tmp')}/.cache"  # noqa: S108 - as torch
-    return f"{cache}/torch/comm_lib_trace_rank_"
+    return [f"{cache}/torch/comm_lib_trace_rank_", OLD_DEFAULT]

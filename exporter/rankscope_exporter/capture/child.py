@@ -1,0 +1,63 @@
+"""A child process for what may block or take too much memory: a file on a dead network file system, a hostile dump.
+
+A process that waits for such a file system cannot be ended. So it is abandoned, and no thread of the exporter waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+from rankscope_exporter.capture.source import UnavailableError
+
+SECONDS = 20.0
+MEMORY = 2**30
+"""Bytes of address space of a child."""
+UNAVAILABLE = 3
+"""The exit status of a child that has nothing to add. Its output is the reason."""
+
+
+def run_child(module: str, *arguments: object, seconds: float = SECONDS) -> str:
+    """Return what a module prints, given arguments in JSON. Raise UnavailableError, also after `seconds`."""
+    command = [sys.executable, "-m", module, json.dumps(arguments)]
+    try:
+        child = subprocess.Popen(  # noqa: S603 - a module of this package
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError as error:
+        raise UnavailableError(f"cannot start a process: {error.strerror}") from error
+    output: list[bytes] = []
+    reader = Thread(target=lambda: output.append(child.communicate()[0]), name="capture-child", daemon=True)
+    reader.start()
+    reader.join(seconds)
+    if not output:
+        child.kill()  # the reader reaps it once it has ended
+        raise UnavailableError(f"no result within {seconds:g} s: a file system may not answer")
+    text = output[0].decode(errors="replace")
+    if child.returncode == UNAVAILABLE:
+        raise UnavailableError(text)
+    if child.returncode != 0:
+        raise UnavailableError(f"the process that reads it has failed with status {child.returncode}")
+    return text
+
+
+def serve(function: Callable[..., str]) -> None:
+    """Print what a function returns for the arguments of `run_child`, as the process that is ended first."""
+    os.nice(19)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    try:
+        text, status = function(*json.loads(sys.argv[1])), 0
+    except UnavailableError as error:
+        text, status = str(error), UNAVAILABLE
+    sys.stdout.buffer.write(text.encode(errors="replace"))
+    sys.stdout.flush()
+    os._exit(status)
