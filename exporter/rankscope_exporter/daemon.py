@@ -76,7 +76,9 @@ def run(settings: Config) -> None:
                 logger.info("found ranks: %s", _list_ranks(scan.ranks) or "none")
             collectors = registry.collectors(settings.collectors, node.gpus, node.sampler, node.ranks.collectors)
             collectors += [DcgmCollector(node.averages, node.sampler)] if node.averages else []
-            collectors += captures
+            for one in captures:
+                one.gpus = node.sampler
+                collectors.append(one)
             scrape = Scrape(collectors, node.sampler.take_snapshot)
             node.reporter.check_gpus = GpuWatch(lambda: Values(scrape.collect()), settings.node).check
             recent = Worker("recent", INTERVAL, node.reporter.watch, "cannot check the GPUs")

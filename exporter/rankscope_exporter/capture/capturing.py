@@ -5,21 +5,31 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 from rankscope.cli.printable import printable
 from rankscope.cli.stack_groups import describe_difference, group_stacks
+from rankscope.record.process_stat import exists, is_running
 from rankscope_exporter.capture import folder, headline
+from rankscope_exporter.capture.disk import describe_disks
 from rankscope_exporter.capture.folder import Folder
+from rankscope_exporter.capture.kernel_log import read_kernel_log
+from rankscope_exporter.capture.machine import describe_machine
 from rankscope_exporter.capture.page import Outcome, page, phase
+from rankscope_exporter.capture.ports import describe_ports
 from rankscope_exporter.capture.ranks import CapturedRank, read_ranks
+from rankscope_exporter.capture.ras import read_ras
 from rankscope_exporter.capture.request import Request
 from rankscope_exporter.capture.source import UnavailableError
+from rankscope_exporter.capture.torch_dumps import Place, copy_dumps, locate_dumps
 from rankscope_exporter.hangs.records import explain_ranks
 
 VERSION = 1
+DUMPS = "dumps"
 SOURCE_SECONDS = 25.0
 """The longest time of one source. What hangs for longer, as on a dead mount, is left behind."""
 TOTAL_SECONDS = 90.0
@@ -35,7 +45,9 @@ def capture(request: Request, directory: int, stacks_by: str) -> dict[str, Any]:
     with Folder(directory, folder.folder_name(request.title, at, request.reason), request.owner) as draft:
         ranks = read_ranks(request, stacks_by)
         sentence = headline.sentence(request, ranks)
-        outcomes = [*_read(_sources(request, ranks), began + TOTAL_SECONDS)]
+        places = _places(request, ranks)
+        with draft.files(DUMPS) as dumps:
+            outcomes = [*_read(_sources(request, ranks, places, dumps), began + TOTAL_SECONDS)]
         draft.write(folder.REPORT, page(request, sentence, at, ranks, outcomes))
         sources = {}
         for one in outcomes:
@@ -57,17 +69,31 @@ def capture(request: Request, directory: int, stacks_by: str) -> dict[str, Any]:
             "sources": sources,
         }
         draft.write(folder.FIGURES, json.dumps(figures, indent=1) + "\n")
-        return {**figures, "name": draft.publish()}
+        return {**figures, "name": draft.publish(), "dumps": [place._asdict() for place in places]}
 
 
-def _sources(request: Request, ranks: Sequence[CapturedRank]) -> Iterator[Source]:
+def _places(request: Request, ranks: Sequence[CapturedRank]) -> Sequence[Place]:
+    """Return where torch writes dumps: by the processes, and for those that have ended by an earlier capture."""
+    living = {
+        place.rank: place for place in locate_dumps({one.number: one.process.pid for one in ranks if one.process})
+    }
+    return [*({one["rank"]: Place(**one) for one in request.dumps} | living).values()]
+
+
+def _sources(request: Request, ranks: Sequence[CapturedRank], places: Sequence[Place], dumps: Path) -> Iterator[Source]:
+    began = min((one.recorded.snapshot["started_unix"] for one in ranks), default=time.time())
     yield "verdict.txt", "Verdict", lambda: _verdict(request)
     yield "ranks.txt", "Ranks", lambda: "".join(map(_rank, ranks))
     yield "collectives.txt", "Collectives", lambda: _collectives(ranks)
     yield "stacks.txt", "Python stacks", lambda: _stacks(ranks)
     yield "processes.txt", "Processes and threads", lambda: _processes(ranks)
-    for name, text in request.texts.items():
-        yield name, name.removesuffix(".txt"), lambda text=text: text  # type: ignore[misc]
+    yield "torch_dumps.txt", "Torch's flight recorder", lambda: copy_dumps(places, dumps)
+    yield "ras.txt", "NCCL's RAS", lambda: _of_processes(ranks, read_ras)
+    yield "gpus.txt", "GPUs", lambda: _gpus(request)
+    yield "kernel.txt", "Kernel log", lambda: _of_processes(ranks, partial(read_kernel_log, began, owner=request.owner))
+    yield "ports.txt", "Network ports", describe_ports
+    yield "machine.txt", "Memory, load and limits", lambda: _of_processes(ranks, describe_machine)
+    yield "disks.txt", "Disks", lambda: _of_processes(ranks, describe_disks)
 
 
 def _read(sources: Iterator[Source], deadline: float) -> Iterator[Outcome]:
@@ -91,6 +117,21 @@ def _call(read: Callable[[], str], found: list[str], failed: list[str]) -> None:
         failed.append(str(error))
     except Exception as error:  # a source of hostile content must not cost the others
         failed.append(f"failed: {error!r}")
+
+
+def _of_processes(ranks: Sequence[CapturedRank], read: Callable[[Collection[int]], str]) -> str:
+    """Return what a source reads of the run's processes. Raise UnavailableError if an ID is another's by now."""
+    processes = [one.process for one in ranks if one.process]
+    text = read([one.pid for one in processes])
+    if any(is_running(one.pid, one.start) is False and exists(one.pid) for one in processes):
+        raise UnavailableError("a process of the run ended, and another one has its ID")
+    return text
+
+
+def _gpus(request: Request) -> str:
+    if not request.gpus:
+        raise UnavailableError(request.no_gpus)
+    return request.gpus
 
 
 def _verdict(request: Request) -> str:

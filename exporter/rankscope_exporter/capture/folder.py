@@ -15,17 +15,21 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankscope.record.directory import open_untrusted
+from rankscope_exporter.capture.source import cut
+from rankscope_exporter.capture.torch_dumps import BYTES as DUMPS_LIMIT
 
 FIGURES, REPORT = "capture.json", "report.html"
 DRAFT, DRAFT_SECONDS = ".draft-", 600.0
 """The begin of the name of a capture that is being written, and the age from which no process writes it any more."""
-FILE_LIMIT, CAPTURE_LIMIT = 2 * 2**20, 8 * 2**20
-"""The most bytes of a file, and of a capture."""
+FILE_LIMIT, CAPTURE_LIMIT, SMALLEST = 2 * 2**20, 8 * 2**20, 1024
+"""The most bytes of a text, and of all texts, and what each may have."""
+RESERVED = CAPTURE_LIMIT + DUMPS_LIMIT
+"""The most bytes of a capture."""
 CAPTURES_LIMIT = 200
 """The most captures of all users."""
 NAME_LIMIT, NAMES_TRIED = 64, 100
@@ -87,9 +91,8 @@ class Folder:
 
     def write(self, name: str, text: str) -> int:
         """Write a file, cut off at the limits, and return its bytes. Raise FolderError."""
-        data, limit = text.encode(errors="replace"), max(min(FILE_LIMIT, CAPTURE_LIMIT - self.size), 0)
-        if len(data) > limit:
-            data = data[:limit].decode(errors="ignore").encode() + f"\n(cut off after {limit} bytes)\n".encode()
+        limit = max(min(FILE_LIMIT, CAPTURE_LIMIT - self.size), SMALLEST)
+        data = cut(text, limit).encode(errors="replace")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with open(os.open(name, flags, 0o640, dir_fd=self._descriptor), "wb") as file:  # noqa: PTH123 - a descriptor
@@ -98,6 +101,21 @@ class Folder:
             raise FolderError(error) from error
         self.size += len(data)
         return len(data)
+
+    @contextmanager
+    def files(self, name: str) -> Iterator[Path]:
+        """Yield the path of a new folder in it for files of another process, which limits their bytes."""
+        try:
+            os.mkdir(name, 0o750, dir_fd=self._descriptor)
+        except OSError as error:
+            raise FolderError(error) from error
+        path = Path(f"/proc/self/fd/{self._descriptor}").readlink() / name
+        yield path
+        with suppress(OSError):
+            for file in path.iterdir():
+                file.chmod(0o640)  # else the mask of the list hides it from the run's owner
+                self.size += file.stat().st_size
+            path.rmdir()  # without files
 
     def publish(self) -> str:
         """Hand it over, and return its name, which has a number if the directory has one of that name."""
@@ -169,7 +187,7 @@ def prune(directory: int, limit: int, seconds: float, principal: Callable[[int],
         else:
             by_user[principal(int(one.owner)) if one.owner.isdecimal() else -1].append(one)
     captures = [*by_user.values()]
-    while sum(map(len, captures)) >= CAPTURES_LIMIT or sum(map(_size, captures)) > limit - CAPTURE_LIMIT:
+    while sum(map(len, captures)) >= CAPTURES_LIMIT or sum(map(_size, captures)) > limit - RESERVED:
         largest = max(captures, key=lambda of_user: (_size(of_user), len(of_user)), default=[])
         if not largest:
             return
@@ -185,12 +203,15 @@ def _size(captures: list[Kept]) -> int:
 
 
 def _remove(directory: int, name: str) -> None:
-    """Remove a folder, which has files only."""
+    """Remove a folder."""
     with suppress(OSError):
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
         try:
-            for file in _names(descriptor):
-                os.unlink(file, dir_fd=descriptor)
+            for file in os.scandir(descriptor):
+                if file.is_dir(follow_symlinks=False):
+                    _remove(descriptor, file.name)
+                else:
+                    os.unlink(file.name, dir_fd=descriptor)
         finally:
             os.close(descriptor)
         os.rmdir(name, dir_fd=directory)

@@ -75,6 +75,8 @@ class ProcessState:
     """One process. The first thread is the main one."""
 
     pid: int
+    start: int
+    """In clock ticks since boot; 0 if unknown."""
     status: str
     command: str
     threads: tuple[ThreadState, ...]
@@ -109,7 +111,7 @@ def read_process(directory: int, pid: int, owner: int, procfs: Path = PROCFS) ->
     children = _read(directory, f"task/{pid}/children").split()[:WORKERS_LIMIT]
     workers = (_worker(int(child), pid, owner, procfs) for child in children if child.isdecimal())
     found = tuple(worker for worker in workers if worker)
-    return ProcessState(pid, _status(directory), _command(directory), threads, found)
+    return ProcessState(pid, _start(directory), _status(directory), _command(directory), threads, found)
 
 
 def _worker(pid: int, parent: int, owner: int, procfs: Path) -> ProcessState | None:
@@ -123,7 +125,7 @@ def _worker(pid: int, parent: int, owner: int, procfs: Path) -> ProcessState | N
         is_child = fields.get("PPid") == str(parent) and {*fields.get("Uid", "").split()} == {str(owner)}
         command = _command(directory)
         is_worker = is_child and not any(name in command for name in TRACKERS)
-        return ProcessState(pid, "", command, _threads(directory, pid, 1)) if is_worker else None
+        return ProcessState(pid, 0, "", command, _threads(directory, pid, 1)) if is_worker else None
     finally:
         os.close(directory)
 
@@ -190,6 +192,11 @@ def threads_for_gil(before: ProcessState, after: ProcessState, seconds: float) -
 def _status(directory: int) -> str:
     fields = _fields(_read(directory, "status"))
     return "\n".join(f"{name}: {fields[name]}" for name in STATUS if name in fields)
+
+
+def _start(directory: int) -> int:
+    fields = _read(directory, "stat").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 else 0
 
 
 def _command(directory: int) -> str:

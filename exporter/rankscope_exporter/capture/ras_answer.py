@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rankscope_exporter.hangs.words import format_ranges
+from rankscope.record.group_name import format_ranges
 
 LINES_LIMIT = 40
 """The most lines of a reading."""

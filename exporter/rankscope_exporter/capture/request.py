@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.diagnosis import words
@@ -32,6 +33,8 @@ class WantedRank:
     place: str
     """Where it is: `Rank 2 (node-a, GPU 2)`."""
     gpu: str = ""
+    pid: int = 0
+    """Its process by the kernel, when the exporter read it."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,12 @@ class Request:
     found: Found | None = None
     others: Sequence[str] = ()
     """The sentences of the run's other findings, or why it is not diagnosed here."""
-    texts: Mapping[str, str] = field(default_factory=dict)
-    """The content of files that only the exporter can make, by their names."""
+    gpus: str = ""
+    """The state of the node's GPUs, which only the exporter reads."""
+    no_gpus: str = "no exporter took part"
+    """The reason without it."""
+    dumps: Sequence[Mapping[str, Any]] = ()
+    """The places of torch's dumps by an earlier capture: what has ended no longer shows them."""
 
     def as_json(self) -> str:
         """Return the request as JSON."""
@@ -111,7 +118,8 @@ def request_of(look: Look, run: Run, reason: str, node: str) -> Request | None:
 def wanted_rank(snapshot: RankSnapshot, number: int, gpu: str = "") -> WantedRank:
     """Return a rank of a request."""
     place = Place(number, node=str(snapshot.info["node"]), gpu=gpu)
-    return WantedRank(number, str(snapshot.path), words.where(Candidate("", 0.0, place=place)), gpu)
+    where = words.where(Candidate("", 0.0, place=place))
+    return WantedRank(number, str(snapshot.path), where, gpu, snapshot.lock_pid)
 
 
 def _found(run: Run, verdict: Verdict) -> Found | None:

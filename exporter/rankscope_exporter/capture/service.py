@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 
 from prometheus_client.core import Metric
 
+from rankscope_exporter.capture.gpu_state import Gpus, describe_gpus
 from rankscope_exporter.capture.metrics import FAILED, FAILURES, LATEST, REASONS, WRITTEN
 from rankscope_exporter.capture.request import Request, request_of
 from rankscope_exporter.capture.settings import CaptureFlags
+from rankscope_exporter.capture.source import UnavailableError
 from rankscope_exporter.capture.stalls import Stalls
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.ranks.look import Look
@@ -73,17 +75,15 @@ class CaptureService:
         self,
         settings: CaptureFlags,
         node: str,
-        texts: Callable[[Request], Mapping[str, str]] = lambda _: {},
         on_capture: Callable[[Run, str], None] = lambda _run, _path: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set the flags. `texts` returns the files of a capture that only the exporter can make.
-
-        `on_capture` is called with the path of each capture.
-        """
+        """Set the flags. `on_capture` is called with the path of each capture."""
         assert settings.capture_dir is not None
         self._settings, self._directory, self._node = settings, settings.capture_dir, node
-        self._texts, self._on_capture, self._monotonic = texts, on_capture, monotonic
+        self._on_capture, self._monotonic = on_capture, monotonic
+        self.gpus: Gpus | None = None
+        """The node's GPUs, assigned after construction."""
         self._stalls = Stalls()
         self._budget = _Budget(monotonic)
         self._lock = Lock()
@@ -93,6 +93,8 @@ class CaptureService:
         self._served: dict[int, float] = {}
         """When a run of each user was last captured."""
         self._latest: dict[tuple[str, str], Latest] = {}
+        self._dumps: dict[Run, Sequence[Mapping[str, Any]]] = {}
+        """The places of torch's dumps of captured runs."""
         self._written, self._failed = Counter[str](), Counter[str]()
         self._logged = ""
         self._has_started = False
@@ -104,6 +106,7 @@ class CaptureService:
         with self._lock:
             self._waiting |= {run: request for run, request in wanted.items() if request}
             self._waiting = {run: request for run, request in self._waiting.items() if run in look.readings}
+            self._dumps = {run: places for run, places in self._dumps.items() if run in look.readings}
         self._present = {(rank.run[0], str(rank.owner)): rank.run[1] for rank in look.scan.ranks}
 
     def capture_next(self) -> None:
@@ -119,14 +122,25 @@ class CaptureService:
             run = min(self._waiting, key=lambda one: self._served.get(principal(self._waiting[one].owner), 0.0))
             request = self._waiting.pop(run)
         self._served[principal(request.owner)] = self._monotonic()
-        answer = self._run(replace(request, texts=self._texts(request)))
+        answer = self._run(replace(self._with_gpus(request), dumps=self._dumps.get(run, ())))
         if answer is None:
             return
+        self._dumps[run] = answer["dumps"]
         path = self._directory / str(answer["name"])
         self._written[request.reason] += 1
         logger.info("captured run=%s reason=%s path=%s seconds=%s bytes=%s",
                     request.title, request.reason, path, answer["seconds"], answer["bytes"])  # fmt: skip
         self._on_capture(run, str(path))
+
+    def _with_gpus(self, request: Request) -> Request:
+        """Add the state of the GPUs, which only the exporter reads."""
+        if self.gpus is None:
+            return request
+        try:
+            pids = [one.pid for one in request.ranks if one.pid]
+            return replace(request, gpus=describe_gpus(self.gpus, {one.gpu for one in request.ranks}, pids))
+        except UnavailableError as error:
+            return replace(request, no_gpus=str(error))
 
     def _run(self, request: Request | None) -> Mapping[str, Any] | None:
         """Let the process capture, or without a request only list captures. Return the figures; None if it fails."""

@@ -18,8 +18,8 @@ STACKS_HELP = (
     "pauses the process for a moment, or not at all (default: %(default)s)"
 )
 DEFAULT_MIB, DEFAULT_DAYS = 512, 14.0
-LEAST_MIB = 16
-"""Two captures of the largest size."""
+LEAST_MIB = 128
+"""More than one capture of the largest size."""
 
 
 def directory(text: str) -> Path:

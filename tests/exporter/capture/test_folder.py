@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 from rankscope_exporter.capture import folder
-from rankscope_exporter.capture.folder import ACCESS, CAPTURES_LIMIT, Folder, FolderError, folder_name, kept, prune
+from rankscope_exporter.capture.folder import (
+    ACCESS,
+    CAPTURES_LIMIT,
+    RESERVED,
+    Folder,
+    FolderError,
+    folder_name,
+    kept,
+    prune,
+)
 from rankscope_exporter.capture.settings import directory as flag_value
 
 MIB = 2**20
@@ -114,7 +123,7 @@ def test_a_file_is_cut_off_at_its_limit_and_a_capture_at_its_own(directory: int,
         sizes = [draft.write(f"{number}.txt", "é" * 3 * MIB) for number in range(6)]
         draft.publish()
     assert all(size <= folder.FILE_LIMIT + 100 for size in sizes)
-    assert sum(sizes) <= folder.CAPTURE_LIMIT + 1000
+    assert sum(sizes) <= folder.CAPTURE_LIMIT + 2 * folder.SMALLEST
     assert (tmp_path / "r/0.txt").read_text().endswith(f"(cut off after {folder.FILE_LIMIT} bytes)\n")
 
 
@@ -152,7 +161,7 @@ def test_what_is_too_old_is_removed(directory: int, tmp_path: Path) -> None:
 def test_beyond_the_size_the_oldest_of_the_user_with_the_most_are_removed(directory: int, tmp_path: Path) -> None:
     victim = capture(directory, "victim", age=5 * DAY, owner=1, size=6 * MIB)
     flood = [capture(directory, f"flood{age}", age=age, owner=2, size=7 * MIB) for age in range(4)]
-    prune(directory, 30 * MIB, 14 * DAY)
+    prune(directory, 22 * MIB + RESERVED, 14 * DAY)
     assert names(tmp_path) == {victim, *flood[:2]}
 
 
@@ -160,7 +169,7 @@ def test_uids_of_one_user_count_together(directory: int, tmp_path: Path) -> None
     victim = capture(directory, "victim", age=5 * DAY, owner=1, size=6 * MIB)
     for owner in range(100, 110):
         capture(directory, f"flood{owner}", owner=owner, size=5 * MIB)
-    prune(directory, 30 * MIB, 14 * DAY, lambda owner: 7 if owner >= 100 else owner)
+    prune(directory, 22 * MIB + RESERVED, 14 * DAY, lambda owner: 7 if owner >= 100 else owner)
     assert victim in names(tmp_path)
 
 
