@@ -57,25 +57,24 @@ SAYS: Mapping[str, str] = {
 }
 """By kind of hang: the reason, as the first sentence must say it."""
 NAMES = rf"Rank {RANKS - 1} \("
-BYSTANDER, BYSTANDER_CODE = (
-    "bystander",
-    """
+BYSTANDER = "bystander"
+BYSTANDER_CODE = """
 import os, sys, time
 import torch
+import rankscope, rankscope.announcements, rankscope.publication
 import testing.users
-if os.geteuid() == 0:
-    testing.users.become(int(sys.argv[1]))
-import rankscope
 rankscope.instrument()
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if os.geteuid() == 0:
+    testing.users.become(int(sys.argv[1]))
 while True:
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     time.sleep(0.1)
-""",
-)
+"""
+"""It imports everything first: another user may be unable to enter the directory of the interpreter."""
 
 
 @dataclass

@@ -77,7 +77,7 @@ def run(settings: Config) -> None:
             collectors = registry.collectors(settings.collectors, node.gpus, node.sampler, node.ranks.collectors)
             collectors += [DcgmCollector(node.averages, node.sampler)] if node.averages else []
             for one in captures:
-                one.gpus = node.sampler
+                one.gpus, one.on_capture = node.sampler, node.diagnosis.add_capture
                 collectors.append(one)
             scrape = Scrape(collectors, node.sampler.take_snapshot)
             node.reporter.check_gpus = GpuWatch(lambda: Values(scrape.collect()), settings.node).check

@@ -21,6 +21,7 @@ from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.rank_gpus import RankGpus
 from rankscope_exporter.gpu.sampler import Sampler
+from rankscope_exporter.ranks.diagnosis_service import DiagnosisService
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.principals import SUBORDINATE_IDS
 from rankscope_exporter.ranks.run_directory import RankPolicy, RunDirectory
@@ -44,6 +45,7 @@ class Node(NamedTuple):
     sampler: Sampler
     averages: Averages | None
     """With dcgm-exporter's metrics only."""
+    diagnosis: DiagnosisService
 
 
 @contextmanager
@@ -79,7 +81,7 @@ def build_node(settings: Config, listeners: Sequence[Callable[[Look], None]] = (
         reporter = Reporter(ranks.scan, lambda: diagnosis.look)
         if settings.analyzer_url:
             stack.enter_context(_ask_analyzer(settings.analyzer_url, reporter))
-        yield Node(ranks, reporter, gpus, sampler, averages)
+        yield Node(ranks, reporter, gpus, sampler, averages, diagnosis)
 
 
 def _ask_analyzer(url: str, reporter: Reporter) -> Worker:

@@ -104,7 +104,8 @@ def _workers(rank: CapturedRank) -> str:
         return "waits for loader workers that are gone"
     worker = max(workers, key=lambda one: (one.state[:1] in STOPPED_STATES, bool(_storage(one))))
     wait = _storage(worker) or worker.call
-    does = "is stopped" if worker.state[:1] in STOPPED_STATES else f"waits in {wait}" if wait else "works"
+    does = f"waits in {wait}" if wait else "runs" if worker.state.startswith("R") else "sleeps"
+    does = "is stopped" if worker.state[:1] in STOPPED_STATES else does
     which = "worker" if len(workers) == 1 else f"workers, of {len(workers)} one"
     return f"waits for its loader {which} (pid {worker.number}), which {does}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client.core import Metric
 
+from rankscope.cli.printable import printable
 from rankscope_exporter.capture.gpu_state import Gpus, describe_gpus
 from rankscope_exporter.capture.metrics import FAILED, FAILURES, LATEST, REASONS, WRITTEN
 from rankscope_exporter.capture.request import Request, request_of
@@ -37,6 +39,7 @@ WITHIN = 180.0
 CPU_RATIO, BURST_SECONDS = 0.02, 6.0
 """The ratio of a core that captures may use on average, and the CPU seconds at once: those of five minutes."""
 INTERVAL = 1.0
+USERS_LIMIT, ERROR_LIMIT = 256, 500
 logger = logging.getLogger(__name__)
 
 
@@ -66,6 +69,12 @@ class _Budget:
         self._seconds -= seconds
 
 
+def _children_cpu() -> float:
+    """Return the CPU seconds of child processes that have ended. The exporter has no others."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 class CaptureService:
     """The captures of one exporter."""
 
@@ -75,21 +84,23 @@ class CaptureService:
         self,
         settings: CaptureFlags,
         node: str,
-        on_capture: Callable[[Run, str], None] = lambda _run, _path: None,
         monotonic: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = _children_cpu,
     ) -> None:
-        """Set the flags. `on_capture` is called with the path of each capture."""
+        """Set the flags, and the clocks. `cpu_clock` returns the CPU seconds of all child processes so far."""
         assert settings.capture_dir is not None
         self._settings, self._directory, self._node = settings, settings.capture_dir, node
-        self._on_capture, self._monotonic = on_capture, monotonic
+        self._monotonic, self._cpu_clock = monotonic, cpu_clock
+        self.on_capture: Callable[[Run, str], None] = lambda _run, _path: None
+        """Called with the path of each capture, on the thread that captures."""
         self.gpus: Gpus | None = None
         """The node's GPUs, assigned after construction."""
         self._stalls = Stalls()
         self._budget = _Budget(monotonic)
         self._lock = Lock()
         self._waiting: dict[Run, Request] = {}
-        self._present: Mapping[tuple[str, str], str] = {}
-        """The label `owner` of the runs that are shown now, by name and user ID."""
+        self._present: Mapping[tuple[str, str], tuple[str, float]] = {}
+        """The label `owner` and the start of the runs that are shown now, by name and user ID."""
         self._served: dict[int, float] = {}
         """When a run of each user was last captured."""
         self._latest: dict[tuple[str, str], Latest] = {}
@@ -104,10 +115,15 @@ class CaptureService:
         """Take the runs that should be captured now, on the thread of the diagnosis."""
         wanted = {run: request_of(look, run, reason, self._node) for run, reason in self._stalls.update(look)}
         with self._lock:
-            self._waiting |= {run: request for run, request in wanted.items() if request}
-            self._waiting = {run: request for run, request in self._waiting.items() if run in look.readings}
+            waiting = self._waiting | {run: request for run, request in wanted.items() if request}
+            self._waiting = {run: one for run, one in waiting.items() if self._stalls.is_wanted(run, one.reason)}
             self._dumps = {run: places for run, places in self._dumps.items() if run in look.readings}
-        self._present = {(rank.run[0], str(rank.owner)): rank.run[1] for rank in look.scan.ranks}
+        present: dict[tuple[str, str], tuple[str, float]] = {}
+        for rank in look.scan.ranks:
+            began = rank.snapshot.unix(rank.snapshot["started_monotonic"])
+            label, earliest = present.get((rank.run[0], str(rank.owner)), (rank.run[1], began))
+            present[rank.run[0], str(rank.owner)] = label, min(began, earliest)
+        self._present = present
 
     def capture_next(self) -> None:
         """Capture a run of the user who has waited for the longest time, if one waits and the budget permits it."""
@@ -122,6 +138,7 @@ class CaptureService:
             run = min(self._waiting, key=lambda one: self._served.get(principal(self._waiting[one].owner), 0.0))
             request = self._waiting.pop(run)
         self._served[principal(request.owner)] = self._monotonic()
+        self._served = dict(sorted(self._served.items(), key=lambda item: -item[1])[:USERS_LIMIT])
         answer = self._run(replace(self._with_gpus(request), dumps=self._dumps.get(run, ())))
         if answer is None:
             return
@@ -130,7 +147,7 @@ class CaptureService:
         self._written[request.reason] += 1
         logger.info("captured run=%s reason=%s path=%s seconds=%s bytes=%s",
                     request.title, request.reason, path, answer["seconds"], answer["bytes"])  # fmt: skip
-        self._on_capture(run, str(path))
+        self.on_capture(run, str(path))
 
     def _with_gpus(self, request: Request) -> Request:
         """Add the state of the GPUs, which only the exporter reads."""
@@ -151,7 +168,7 @@ class CaptureService:
             "bytes": self._settings.capture_mebibytes * 2**20,
             "days": self._settings.capture_days,
         }
-        began = self._monotonic()
+        before = self._cpu_clock()
         try:
             done = subprocess.run(  # noqa: S603 - this program
                 PROGRAM, input=json.dumps(job), capture_output=True, text=True, timeout=WITHIN, check=True, cwd="/"
@@ -160,8 +177,8 @@ class CaptureService:
         except subprocess.TimeoutExpired:
             answer = {"reason": "timeout", "error": f"not ready after {WITHIN:.0f} s"}
         except (subprocess.CalledProcessError, OSError, ValueError) as error:
-            answer = {"reason": "error", "error": str(getattr(error, "stderr", "") or error)[-500:]}
-        self._budget.spend(answer.get("cpu_seconds", CPU_RATIO * (self._monotonic() - began)))
+            answer = {"reason": "error", "error": printable(str(getattr(error, "stderr", "") or error)[-ERROR_LIMIT:])}
+        self._budget.spend(self._cpu_clock() - before)
         if "reason" in answer and "name" not in answer:
             self._fail(answer["reason"], answer["error"])
             return None
@@ -187,5 +204,9 @@ class CaptureService:
         present, latest = self._present, self._latest
         yield WRITTEN.family({(reason,): float(self._written[reason]) for reason in REASONS})
         yield FAILED.family({(reason,): float(self._failed[reason]) for reason in FAILURES})
-        shown = {(run[0], owner): latest[run] for run, owner in present.items() if run in latest}
+        shown = {
+            (run[0], label): latest[run]
+            for run, (label, began) in present.items()
+            if run in latest and latest[run].at >= began  # else it is of an earlier run of this name
+        }
         yield LATEST.family({(*run, self._node, one.path): one.at for run, one in shown.items()})

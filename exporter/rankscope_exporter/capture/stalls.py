@@ -61,6 +61,10 @@ class Stalls:
                     pace.captured |= {reason, STANDSTILL}  # a later capture has all that an earlier one has
                     yield run, reason
 
+    def is_wanted(self, run: Run, reason: str) -> bool:
+        """Return whether a run still stands as it did when it was yielded with this reason."""
+        return run in self._paces and reason in self._paces[run].captured
+
 
 def _updated(pace: _Pace | None, at: float, ranks: Sequence[RankReading]) -> _Pace:
     living = [one for one in ranks if one.ended is None]

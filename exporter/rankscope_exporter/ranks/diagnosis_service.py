@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from rankscope_exporter.diagnosis.judged import Judges
@@ -94,9 +95,14 @@ class DiagnosisService(JudgedRuns):
         super().__init__(Judges(settings.thresholds, principal_of, time.thread_time), files)
         self._accounts = Accounts(files)
         self._history = PollHistory()
+        self._captured = SimpleQueue[tuple[Run, str]]()
         self.listeners: Sequence[Callable[[Look], None]] = ()
         """Called with each update, on its thread."""
         self.load()
+
+    def add_capture(self, run: Run, path: str) -> None:
+        """Record the path of a capture for reports. Any thread may call it."""
+        self._captured.put((run, path))
 
     def update(self, scan: Scan) -> Diagnosis:
         """Judge every run."""
@@ -112,6 +118,8 @@ class DiagnosisService(JudgedRuns):
         limited = self._count_limited(look)
         self._count_lost(look)
         self._accounts.update(look, self._resident(scan))
+        while not self._captured.empty():
+            self._accounts.add_capture(*self._captured.get(), look.unix)
         self._save_if_due(at)
         for listener in self.listeners:
             listener(look)
