@@ -110,8 +110,9 @@ def _blocked_threads(tasks: Path) -> Iterator[str]:
         for task in islice(entries, THREADS_LIMIT):
             head, _, tail = _read(Path(task.path) / "stat").rpartition(")")
             if tail.split()[:1] == [BLOCKED]:
-                place = _read(Path(task.path) / "wchan").strip("0\n")
-                yield f"thread {task.name} ({head.partition('(')[2]}){f': {place}' if place else ''}"
+                place = _read(Path(task.path) / "wchan").strip()
+                where = f": {place}" if place not in ("", "0") else ""  # 0 without the permission to see it
+                yield f"thread {task.name} ({head.partition('(')[2]}){where}"
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope_exporter.capture.source import UnavailableError
+from rankscope_exporter.capture.source import PERMISSION, UnavailableError
 
 PROCFS = Path("/proc")
 LISTENING = "0A"
@@ -44,9 +44,7 @@ def find_owners(pids: Iterable[int], procfs: Path = PROCFS) -> Mapping[int, int]
     found = {pid: _inodes(procfs / str(pid) / "fd") for pid in pids}
     owners = {inode: pid for pid, inodes in found.items() for inode in inodes or ()}
     if not owners and None in found.values():
-        raise UnavailableError(
-            "the exporter may not see which sockets belong to the run: run it as the job's user or with CAP_SYS_PTRACE"
-        )
+        raise UnavailableError(f"the exporter may not see which sockets belong to the run: {PERMISSION}")
     return owners
 
 

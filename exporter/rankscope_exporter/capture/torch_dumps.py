@@ -17,7 +17,7 @@ from rankscope.cli.printable import printable
 from rankscope.record.process_stat import PROCFS, TICKS, is_running, read_process_stat, read_user_ids
 from rankscope_exporter.capture.child import run_child, serve
 from rankscope_exporter.capture.rooted import read_file
-from rankscope_exporter.capture.source import UnavailableError, cut
+from rankscope_exporter.capture.source import PERMISSION, UnavailableError, cut
 from rankscope_exporter.hangs.command import explain_dumps
 from rankscope_exporter.hangs.flight_recorder import DumpError
 from rankscope_exporter.hangs.records import describe_dumps, dump_prefixes
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 def locate_dumps(pids: Mapping[int, int], procfs: Path = PROCFS) -> list[Place]:
-    """Return the places of the living ranks whose environment may be read: that takes the job's user or root.
+    """Return the places of the living ranks whose environment may be read.
 
     `pids` are their processes by rank. It does not block: it reads only procfs.
     """
@@ -87,7 +87,7 @@ def copy_dumps(places: Sequence[Place], folder: Path) -> str:
     A dump is a regular file of the process's user, no link, and newer than the process. A child process reads them.
     """
     if not places:
-        raise UnavailableError("the exporter may not see where torch writes dumps: run it as the job's user or root")
+        raise UnavailableError(f"the exporter may not see where torch writes dumps: {PERMISSION}")
     return run_child(__name__, [place._asdict() for place in places], str(folder))
 
 
