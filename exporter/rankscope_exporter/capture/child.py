@@ -20,6 +20,9 @@ from rankscope_exporter.capture.source import UnavailableError
 SECONDS = 20.0
 MEMORY = 2**30
 """Bytes of address space of a child."""
+READ_BYTES = 65536
+STARTED = b"\n"
+"""What a child prints first: what takes long then is not the start of the interpreter, on a node without idle CPUs."""
 UNAVAILABLE = 3
 """The exit status of a child that has nothing to add. Its output is the reason."""
 
@@ -33,14 +36,15 @@ def run_child(module: str, *arguments: object, seconds: float = SECONDS) -> str:
         )
     except OSError as error:
         raise UnavailableError(f"cannot start a process: {error.strerror}") from error
-    output: list[bytes] = []
-    reader = Thread(target=lambda: output.append(child.communicate()[0]), name="capture-child", daemon=True)
+    parts: list[bytes] = []
+    reader = Thread(target=_collect, args=(child, parts), name="capture-child", daemon=True)
     reader.start()
     reader.join(seconds)
-    if not output:
+    if reader.is_alive():
         child.kill()  # the reader reaps it once it has ended
-        raise UnavailableError(f"no result within {seconds:g} s: a file system may not answer")
-    text = output[0].decode(errors="replace")
+        why = "a file system may not answer" if parts else "there is no CPU time for it"
+        raise UnavailableError(f"no result within {seconds:g} s: {why}")
+    text = b"".join(parts).removeprefix(STARTED).decode(errors="replace")
     if child.returncode == UNAVAILABLE:
         raise UnavailableError(text)
     if child.returncode != 0:
@@ -48,10 +52,19 @@ def run_child(module: str, *arguments: object, seconds: float = SECONDS) -> str:
     return text
 
 
+def _collect(child: subprocess.Popen[bytes], parts: list[bytes]) -> None:
+    with child:
+        while part := os.read(child.stdout.fileno(), READ_BYTES):  # type: ignore[union-attr]
+            parts.append(part)
+
+
 def serve(function: Callable[..., str]) -> None:
     """Print what a function returns for the arguments of `run_child`, as the process that is ended first."""
+    os.write(1, STARTED)
     os.nice(19)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:

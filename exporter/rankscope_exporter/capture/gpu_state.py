@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from prometheus_client.samples import Sample
@@ -152,7 +152,7 @@ def _text(sample: Sample) -> str:
 
 
 def _time(unix: float) -> str:
-    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _value(value: float, unit: str | None, title: str = "") -> str:

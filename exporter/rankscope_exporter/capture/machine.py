@@ -17,8 +17,9 @@ PRESSURE = ("cpu", "memory", "io")
 CGROUP = ("memory.current", "memory.max", "memory.events", "memory.swap.current", "pids.current", "pids.max", "cpu.max")
 READ_BYTES = 64 * 1024
 DESCRIPTORS_LIMIT = 2**20
-"""The most descriptors of a process that are counted: the kernel's own limit (fs.nr_open)."""
-CHILDREN_LIMIT, THREADS_LIMIT = 256, 4096
+"""The most descriptors of all ranks that are counted."""
+CHILDREN_LIMIT, THREADS_LIMIT = 256, 20_000
+"""The most children of a rank, and the most threads of all ranks and children that are read."""
 BLOCKED_SHOWN = 50
 BYTES = 64 * 1024
 OPEN_FILES = re.compile(r"^Max open files +(\S+)", re.MULTILINE)
@@ -81,37 +82,45 @@ def _cgroups(pids: Collection[int], procfs: Path, cgroups: Path) -> Iterator[str
 
 
 def _descriptors(pids: Collection[int], procfs: Path) -> Iterator[str]:
+    limit = DESCRIPTORS_LIMIT // max(len(pids), 1)
     for pid in pids:
-        found = OPEN_FILES.search(_read(procfs / str(pid) / "limits"))
-        if found:
-            try:
-                with os.scandir(procfs / str(pid) / "fd") as entries:
-                    count = str(sum(1 for _ in islice(entries, DESCRIPTORS_LIMIT)))
-            except OSError:
-                count = "not visible"
-            yield f"process {pid}: {count} of {found[1]}"
+        if found := OPEN_FILES.search(_read(procfs / str(pid) / "limits")):
+            count = _count(procfs / str(pid) / "fd", limit)
+            number = "not visible" if count is None else f"at least {count}" if count == limit else count
+            yield f"process {pid}: {number} of {found[1]}"
+
+
+def _count(directory: Path, limit: int) -> int | None:
+    """Return the number of entries, counted up to a limit; None if it may not be seen."""
+    try:
+        with os.scandir(directory) as entries:
+            return sum(1 for _ in islice(entries, limit))
+    except OSError:
+        return None
 
 
 def _blocked(pids: Collection[int], procfs: Path) -> Iterator[str]:
     """Yield the threads of ranks and of their children in state D, and where in the kernel they sleep."""
     found = []
-    for pid in pids:
-        children = _read(procfs / str(pid) / "task" / str(pid) / "children").split()[:CHILDREN_LIMIT]
-        for process in (str(pid), *children):
-            owner = f"process {pid}" if process == str(pid) else f"process {process}, a child of {pid}"
-            found += [f"{owner}, {thread}" for thread in _blocked_threads(procfs / process / "task")]
+    for owner, task in islice(_tasks(pids, procfs), THREADS_LIMIT):
+        head, _, tail = _read(task / "stat").rpartition(")")
+        if tail.split()[:1] == [BLOCKED]:
+            place = _read(task / "wchan").strip()
+            where = f": {place}" if place not in ("", "0") else ""  # 0 without the permission to see it
+            found.append(f"{owner}, thread {task.name} ({head.partition('(')[2]}){where}")
     yield from found[:BLOCKED_SHOWN] or ["none"]
     if len(found) > BLOCKED_SHOWN:
         yield f"and {len(found) - BLOCKED_SHOWN} more"
 
 
-def _blocked_threads(tasks: Path) -> Iterator[str]:
-    with suppress(OSError), os.scandir(tasks) as entries:
-        for task in islice(entries, THREADS_LIMIT):
-            head, _, tail = _read(Path(task.path) / "stat").rpartition(")")
-            if tail.split()[:1] == [BLOCKED]:
-                place = _read(Path(task.path) / "wchan").strip("0\n")
-                yield f"thread {task.name} ({head.partition('(')[2]}){f': {place}' if place else ''}"
+def _tasks(pids: Collection[int], procfs: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the threads of each rank and of its children, with the name of their process."""
+    for pid in map(str, pids):
+        children = _read(procfs / pid / "task" / pid / "children").split()[:CHILDREN_LIMIT]
+        for process in (pid, *children):
+            owner = f"process {pid}" if process == pid else f"process {process}, a child of {pid}"
+            with suppress(OSError), os.scandir(procfs / process / "task") as entries:
+                yield from ((owner, Path(task.path)) for task in entries)
 
 
 def _read(path: Path) -> str:

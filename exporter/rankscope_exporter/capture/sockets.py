@@ -5,21 +5,21 @@ from __future__ import annotations
 import ipaddress
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope_exporter.capture.source import UnavailableError
+from rankscope_exporter.capture.source import PERMISSION, UnavailableError
 
 PROCFS = Path("/proc")
 LISTENING = "0A"
 """The state TCP_LISTEN in /proc/net/tcp."""
 SOCKETS_LIMIT = 100_000
 """The most sockets of a network namespace that are read. The kernel lists those that listen first."""
-DESCRIPTORS_LIMIT = 65_536
-"""The most file descriptors of a process that are read."""
+DESCRIPTORS_LIMIT = 262_144
+"""The most file descriptors of all processes that are read, which takes a second. Each may have the same share."""
 WORD = 8
 """Characters of a 32-bit word of an address."""
 
@@ -39,23 +39,22 @@ class Socket(NamedTuple):
     inode: int
 
 
-def find_owners(pids: Iterable[int], procfs: Path = PROCFS) -> Mapping[int, int]:
+def find_owners(pids: Collection[int], procfs: Path = PROCFS) -> Mapping[int, int]:
     """Return the process of each socket by the socket's inode. Raise UnavailableError if they may not be read."""
-    found = {pid: _inodes(procfs / str(pid) / "fd") for pid in pids}
+    share = DESCRIPTORS_LIMIT // max(len(pids), 1)
+    found = {pid: _inodes(procfs / str(pid) / "fd", share) for pid in pids}
     owners = {inode: pid for pid, inodes in found.items() for inode in inodes or ()}
     if not owners and None in found.values():
-        raise UnavailableError(
-            "the exporter may not see which sockets belong to the run: run it as the job's user or with CAP_SYS_PTRACE"
-        )
+        raise UnavailableError(f"the exporter may not see which sockets belong to the run: {PERMISSION}")
     return owners
 
 
-def _inodes(descriptors: Path) -> set[int] | None:
+def _inodes(descriptors: Path, limit: int) -> set[int] | None:
     """Return the inodes of a process's sockets; None if they may not be read."""
     found = set()
     try:
         with os.scandir(descriptors) as entries:
-            for entry in islice(entries, DESCRIPTORS_LIMIT):
+            for entry in islice(entries, limit):
                 with suppress(FileNotFoundError):  # it has just been closed
                     kind, _, inode = os.readlink(entry.path).partition(":")  # noqa: PTH115 - a Path takes longer
                     if kind == "socket":

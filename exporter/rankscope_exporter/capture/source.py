@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+PERMISSION = "run it as the job's user, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+"""How the exporter may see the descriptors, the environment and the directories of another user's process."""
+
 
 class UnavailableError(Exception):
     """A source has nothing to add to a capture. The message names the reason, in one line without a full stop."""

@@ -17,7 +17,7 @@ from rankscope.cli.printable import printable
 from rankscope.record.process_stat import PROCFS, TICKS, is_running, read_process_stat, read_user_ids
 from rankscope_exporter.capture.child import run_child, serve
 from rankscope_exporter.capture.rooted import read_file
-from rankscope_exporter.capture.source import UnavailableError, cut
+from rankscope_exporter.capture.source import PERMISSION, UnavailableError, cut
 from rankscope_exporter.hangs.command import explain_dumps
 from rankscope_exporter.hangs.flight_recorder import DumpError
 from rankscope_exporter.hangs.records import describe_dumps, dump_prefixes
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 def locate_dumps(pids: Mapping[int, int], procfs: Path = PROCFS) -> list[Place]:
-    """Return the places of the living ranks whose environment may be read: that takes the job's user or root.
+    """Return the places of the living ranks whose environment may be read.
 
     `pids` are their processes by rank. It does not block: it reads only procfs.
     """
@@ -80,29 +80,42 @@ def _locate(rank: int, pid: int, procfs: Path) -> Place:
     )
 
 
-def copy_dumps(places: Sequence[Place], folder: Path) -> str:
+def copy_dumps(places: Sequence[Place], folder: Path, kept_bytes: int = BYTES) -> str:
     """Copy the dumps into a folder that has nothing else, and return what they say. Raise UnavailableError.
 
     It replaces those of an earlier copy, and takes at most 20 s, 16 MiB for a dump, 64 MiB for all, and 64 KiB of text.
-    A dump is a regular file of the process's user, no link, and newer than the process. A child process reads them.
+    All are read; of the copies, the smallest that fit into `kept_bytes` are kept. A dump is a regular file of the
+    process's user, no link, and newer than the process. A child process reads them.
     """
     if not places:
-        raise UnavailableError("the exporter may not see where torch writes dumps: run it as the job's user or root")
-    return run_child(__name__, [place._asdict() for place in places], str(folder))
+        raise UnavailableError(f"the exporter may not see where torch writes dumps: {PERMISSION}")
+    return run_child(__name__, [place._asdict() for place in places], str(folder), kept_bytes)
 
 
-def _copy(places: Iterable[Mapping[str, object]], folder: str) -> str:
+def _copy(places: Iterable[Mapping[str, object]], folder: str, kept_bytes: int) -> str:
     """Do the work of `copy_dumps`, in the child."""
     known = [Place(**one) for one in places]  # type: ignore[arg-type]
-    left, problems = BYTES, []
+    left, lines = BYTES, []
     for place in known:
         size, problem = _copy_dump(place, Path(folder), min(left, DUMP_BYTES))
         left -= size
-        problems += [problem] if problem else []
+        lines += [problem] if problem else []
     if left == BYTES:
-        reason = " ".join([*problems, "torch has written no dump yet.", known[0].setting])
+        reason = " ".join([*lines, "torch has written no dump yet.", known[0].setting])
         raise UnavailableError(printable(reason.rstrip("."), LINE_LIMIT))
-    return cut("\n".join(printable(line, LINE_LIMIT) for line in [*_explain(Path(folder)), *problems]), TEXT_BYTES)
+    lines = [*_explain(Path(folder)), *lines, *_remove_large(Path(folder), kept_bytes)]
+    return cut("\n".join(printable(line, LINE_LIMIT) for line in lines), TEXT_BYTES)
+
+
+def _remove_large(folder: Path, kept_bytes: int) -> Iterator[str]:
+    """Remove the largest dumps until the others fit. Yield their number."""
+    sizes = sorted((path.stat().st_size, path) for path in folder.iterdir())
+    number = 0
+    while sizes and sum(size for size, _ in sizes) > kept_bytes:
+        sizes.pop()[1].unlink()
+        number += 1
+    if number:
+        yield f"{number} dumps were read and are not kept: all together, they have more than {kept_bytes} bytes."
 
 
 def _copy_dump(place: Place, folder: Path, limit: int) -> tuple[int, str]:

@@ -124,7 +124,7 @@ def test_a_rank_that_has_ended_or_is_hidden_has_no_place(folder) -> None:
     with rank() as pid:
         pass
     assert locate_dumps({0: pid}) == []
-    with pytest.raises(UnavailableError, match="job's user or root"):
+    with pytest.raises(UnavailableError, match="CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"):
         copy_dumps([], folder)
 
 
@@ -184,9 +184,22 @@ def test_a_link_in_a_container_leads_to_its_own_files(folder, tmp_path) -> None:
     assert "container" in refused(found._replace(is_in_container=True), folder)
 
 
+def test_all_dumps_are_read_although_not_all_fit_into_the_capture(folder, tmp_path, dumps) -> None:
+    with rank(TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/dumps/nccl_trace_rank_") as pid:
+        sizes = sorted(one.stat().st_size for one in dumps().iterdir())
+        text = copy_dumps(locate_dumps(dict.fromkeys(range(4), pid)), folder, sum(sizes) - 1)
+    assert text.startswith("Rank 3 of 4 blocks the other ranks.")
+    assert text.splitlines()[-1].startswith("1 dumps were read and are not kept")
+    assert sorted(one.stat().st_size for one in folder.iterdir()) == sizes[:-1]
+
+
 @pytest.mark.parametrize(
     ("code", "seconds", "reason"),
-    [("import time; time.sleep(600)", 0.5, "no result within 0.5 s"), ("1 / 0", 60.0, "failed with status 1")],
+    [
+        ("import time; time.sleep(600)", 0.5, "no result within 0.5 s: there is no CPU time"),
+        ("print(flush=True); import time; time.sleep(600)", 5.0, "no result within 5 s: a file system may not answer"),
+        ("1 / 0", 60.0, "failed with status 1"),
+    ],
 )
 def test_a_child_that_blocks_or_fails_is_the_reason(code, seconds, reason, tmp_path, monkeypatch) -> None:
     (tmp_path / "job.py").write_text(code)
