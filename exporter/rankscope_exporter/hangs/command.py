@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankscope.cli.printable import printable
+from rankscope.record.group_name import name_ranks
 from rankscope_exporter.hangs import flight_recorder, records
 from rankscope_exporter.hangs.flight_recorder import DumpError
-from rankscope_exporter.hangs.words import Coverage, describe_group, lines, name_ranks
+from rankscope_exporter.hangs.words import Coverage, describe_group, lines
 
 DUMPS = Coverage(
     world_size=0,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, all_ranks
 from rankscope.record import layout
-from rankscope.record.group_name import members
+from rankscope.record.group_name import members, name_ranks
 from rankscope.record.stopped import is_stopped
 from rankscope.record.text import NUMBER
 from rankscope_exporter.diagnosis.waits import (
@@ -23,7 +23,7 @@ from rankscope_exporter.diagnosis.waits import (
     with_unused_groups,
 )
 from rankscope_exporter.hangs.flight_recorder import Group
-from rankscope_exporter.hangs.words import Coverage, lines, name_ranks
+from rankscope_exporter.hangs.words import Coverage, lines
 
 HANGS_AFTER = 5.0
 """Seconds without progress; few steps take longer."""

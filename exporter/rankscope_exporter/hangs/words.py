@@ -6,10 +6,9 @@ A rank without a position may run on another node, where it may wait like the ot
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
-from rankscope.record.group_name import LARGEST
+from rankscope.record.group_name import LARGEST, format_ranges, name_ranks
 from rankscope_exporter.diagnosis.waits import (
     Operation,
     Position,
@@ -70,18 +69,6 @@ def _not_visible(unseen: frozenset[int], total: int, coverage: Coverage) -> str:
     are_several = len(unseen) > 1
     are = "are" if are_several else "is"
     return f"{name_ranks([*unseen])} of {total} {are} not visible here: {coverage.reasons[are_several]}."
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return `Rank 3`, or for several ranks `Ranks 0-2,5`."""
-    return f"Rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
-
-
-def format_ranges(numbers: Sequence[int]) -> str:
-    """Return numbers in short form, such as `0-2,5`."""
-    consecutive = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
-    runs = [[number for _, number in run] for _, run in consecutive]
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _waiting(late: frozenset[int], waiting: Waits, by_rank: Mapping[int, Position], groups: Mapping[str, Group]) -> str:
