@@ -25,9 +25,10 @@ process. The same without this command: RANKSCOPE=1 torchrun … train.py, or in
 rankscope.instrument(). Rank 0 prints where its record is and, at the end, where its time went; RANKSCOPE_QUIET=1 turns
 these lines off."""
 STACKS_DESCRIPTION = """\
-Print the Python stacks of all threads of all living ranks on this machine, from py-spy if it is installed and
-permitted, else from the hook. Run it as the job's user, inside the job's container if it has one; root sees the ranks
-of all users. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is no rank."""
+Show where the living ranks on this machine stand: one sentence about what differs, then the Python stacks, once for all
+ranks that have the same, the rank that differs first. They come from py-spy if it is installed and permitted, else from
+the hook. Run it as the job's user, inside the job's container if it has one; root sees the ranks of all users. Changes
+nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is no rank."""
 EXPLAIN_DESCRIPTION = """\
 Explain why a run is slow: its lost GPU time by cause, the worst finding with its evidence and advice, other findings,
 and alerts about its GPUs. Of several runs, each has a line, the worst first. Needs a Prometheus that scrapes the
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.action != "run" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding cannot show
     if options.action == "stacks":
-        from rankscope.cli.stacks import show
+        from rankscope.cli.show_stacks import show
 
         sys.exit(_status_of(lambda: show(options.run, options.rank, options.run_dir)))
     if options.action == "explain":
@@ -136,7 +137,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="directory for the records (default: $RANKSCOPE_RUN_DIR, else /run/rankscope or /dev/shm/rankscope)",
     )
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the training command")
-    stacks = commands.add_parser("stacks", help="print the Python stacks of the ranks", description=STACKS_DESCRIPTION)
+    stacks = commands.add_parser("stacks", help="show where each rank stands", description=STACKS_DESCRIPTION)
     stacks.add_argument("--run", metavar="NAME", help="only the ranks of this run")
     stacks.add_argument("--rank", metavar="N", help="only this rank, or several (`4-7`, `0,2,5`)")
     stacks.add_argument("--run-dir", type=Path, metavar="DIR", help=f"directory of the records ({RUN_DIRS})")
