@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rankscope.cli.living_ranks import RecordedRank
 from rankscope.cli.stacks import NoStacksError, describe_state, stacks
 from rankscope.record.text import NUMBER
 
+LEAST_SECONDS = 0.5  # for a rank, which answers within 0.1 s
 OWNER_WITHIN = 120.0  # seconds for all ranks of one user, so that no user delays the others' stacks
 
 
@@ -46,16 +48,32 @@ class RankStacks:
     """Why there is no text; else empty."""
 
 
-def ask_all(ranks: Iterable[RecordedRank], owner_within: float = OWNER_WITHIN) -> Iterator[RankStacks]:
+@dataclass(frozen=True)
+class StacksReport:
+    """The living ranks of a run on a node, as an exporter sends them."""
+
+    at: float
+    """Unix time."""
+    ranks: Sequence[RankStacks]
+
+
+def may_ask(one: RecordedRank) -> bool:
+    """Return whether this process may ask a rank for its stacks."""
+    return os.geteuid() in (0, one.owner)
+
+
+def ask_all(
+    ranks: Iterable[RecordedRank], owner_within: float = OWNER_WITHIN, *, with_py_spy: bool = True
+) -> Iterator[RankStacks]:
     """Yield each rank with its stacks. Once a user's ranks have taken `owner_within` seconds, others are skipped."""
     spent: Counter[int] = Counter()  # milliseconds by owner
     for one in ranks:
         began = time.monotonic()
         left = owner_within - spent[one.owner] / 1000
         try:
-            if left <= 0:
+            if left < LEAST_SECONDS:
                 raise NoStacksError(f"skipped: other ranks of the same user took {owner_within:.0f} s")
-            text, reason = stacks(one, within=left), ""
+            text, reason = stacks(one, within=left, with_py_spy=with_py_spy), ""
         except NoStacksError as error:
             text, reason = "", str(error)
         spent[one.owner] += round(1000 * (time.monotonic() - began))

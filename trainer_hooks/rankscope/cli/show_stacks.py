@@ -11,7 +11,7 @@ from typing import TextIO
 
 from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, living_ranks
 from rankscope.cli.printable import printable
-from rankscope.cli.rank_stacks import ask_all
+from rankscope.cli.rank_stacks import ask_all, may_ask
 from rankscope.cli.stacks_page import NAME_LIMIT, lines
 from rankscope.record.group_name import members
 from rankscope.record.listing import take_turns
@@ -40,11 +40,6 @@ def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO 
     found = [*ask_all(sorted(take_turns(permitted)[:RANKS_LIMIT], key=_order))]
     out.writelines(f"{line}\n" for line in lines(found, _other_user))
     return 1 if any(one.reason for one in found) else 0
-
-
-def may_ask(one: RecordedRank) -> bool:
-    """Return whether this process may ask a rank for its stacks."""
-    return os.geteuid() in (0, one.owner)
 
 
 def is_wanted(run: str, rank: int, wanted_run: str | None, wanted_ranks: str | None) -> bool:

@@ -126,7 +126,7 @@ def _group(
     """Return a group; `common` are the threads of all groups, if these differ in threads of Python only."""
     first = threads[0]
     if not first:
-        lines = [line for line in texts[ranks[0]].split("\n") if line.strip()]
+        lines = [f"    {line}" for line in texts[ranks[0]].split("\n") if line.strip()]
         return StackGroup(ranks, "give", "an answer that has no stacks", lines[:FRAMES_SHOWN])
     lines = [*_lines(threads)]
     own = [one for one in first[1:] if common and not one.is_idle and _key_of_thread(one) not in common]

@@ -79,7 +79,7 @@ class Thread:
 
     @property
     def is_pythons(self) -> bool:
-        """Return whether Python's `threading` started it. The main thread and those of C++, such as autograd's, are not."""
+        """Return whether Python started it: not the main thread, and not one of C++, such as autograd's."""
         return bool(self.frames) and self.frames[-1].function == "_bootstrap" and self.frames[-1].name == "threading.py"
 
     @property

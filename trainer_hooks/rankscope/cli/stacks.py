@@ -144,7 +144,7 @@ def _answer(descriptor: int, before: int, pid: int, deadline: float) -> str:
         if time.monotonic() > deadline:
             if size > before:
                 break  # it never stops writing
-            raise NoStacksError(f"no answer within {deadline - began:.0f} s: {_silence(pid)}")
+            raise NoStacksError(f"no answer within {deadline - began:.1f} s{_silence(pid)}")
         time.sleep(LOOK_EVERY)
         now = os.fstat(descriptor).st_size
         if now != size:
@@ -153,9 +153,8 @@ def _answer(descriptor: int, before: int, pid: int, deadline: float) -> str:
 
 
 def _silence(pid: int) -> str:
-    """Return why a process does not handle a signal, as far as the kernel shows."""
+    """Return what the kernel shows of a process that does not answer, as the end of a sentence."""
     if reason := describe_state(pid):
-        return reason
+        return f": {reason}"
     state, function = kernel_state(pid)
-    shown = ", ".join(filter(None, (f"state {state.decode()}" if state else "", function)))
-    return f"it blocks the signal{f' ({shown})' * bool(shown)}"
+    return f" (state {state.decode()}{f', {function}' * bool(function)})" if state else ""
