@@ -1,4 +1,4 @@
-"""Attack: a stranger who asks for stacks without end, so that the ranks handle signals all the time."""
+"""Attack: a client that asks for stacks without end, so that the ranks handle signals all the time."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def test_a_run_is_asked_once_in_an_interval_and_scrapes_are_answered(monkeypatch
     with server(Large(), stacks_of=ranks.scan) as ports, ExitStack() as stack:
         assert scrape(ports[0], "/api/v1/stacks?run=mine") == 200
         paths = ("/api/v1/stacks?run=mine", "/api/v1/stacks?run=victim", "/api/v1/stacks?run=none")
-        strangers = [
+        clients = [
             stack.enter_context(request(port, path, host=host, Connection="close"))
             for _ in range(5)
             for path in paths
             for port, host in zip(ports, ("127.0.0.1", "::1"), strict=True)
         ]
         assert [scrape(ports[0]) for _ in range(5)] == [200] * 5
-        answered = select.select(strangers, [], [], 0.5)[0]
-    assert set(answered) <= set(strangers[4::6] + strangers[5::6])  # those about no run
+        answered = select.select(clients, [], [], 0.5)[0]
+    assert set(answered) <= set(clients[4::6] + clients[5::6])  # those about no run
     assert ranks.asked == {"mine": 1}
 
 
-def test_a_stranger_who_asks_for_one_run_all_the_time_delays_another_run_by_one_answer(
+def test_a_client_that_asks_for_one_run_all_the_time_delays_another_run_by_one_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "STACKS_INTERVAL", 0.0)
@@ -67,12 +67,12 @@ def test_a_stranger_who_asks_for_one_run_all_the_time_delays_another_run_by_one_
             while "victim" not in made:
                 await pages.next("mine")
 
-        strangers = [asyncio.create_task(insist()) for _ in range(20)]
+        clients = [asyncio.create_task(insist()) for _ in range(20)]
         while not made:
             await asyncio.sleep(0)
         before = len(made)
         await pages.next("victim")
         assert made[before:].index("victim") <= 1
-        await asyncio.gather(*strangers)
+        await asyncio.gather(*clients)
 
     asyncio.run(ask())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from tests.attacks.cli_support import ask
 from tests.trainer_hooks.scripts import TRAIN, WITHOUT_TORCH, watched
 
 from rankscope.cli import stacks
-from rankscope.cli.living_ranks import RecordedRank
+from rankscope.cli.living_ranks import RecordedRank, living_ranks
 from rankscope.cli.rank_stacks import read_rank_stacks
 from rankscope.cli.show_stacks import show
 from rankscope.cli.stacks_page import lines
@@ -70,6 +71,18 @@ def test_a_waiting_rank_answers_with_all_its_threads_and_continues(run_dir: Path
         assert answer.stdout.startswith("Rank 0 stands in <string>")
         assert f"\nRank 0: pid {job.pid}, other for " in answer.stdout
         assert answer.stdout.count("in loiter\n") == answer.stdout.count("in helper\n") == 1
+
+
+def test_answers_that_were_read_take_no_memory_of_the_job(run_dir: Path) -> None:
+    with process(WITHOUT_TORCH + LISTEN) as job:
+        [rank] = living_ranks(run_dir)
+        [file] = [fd for fd in Path(f"/proc/{job.pid}/fd").iterdir() if "rankscope-stacks" in str(fd.readlink())]
+        allocated = []
+        while file.stat().st_size < 4 * mmap.PAGESIZE:
+            assert "in loiter" in stacks.stacks(rank, with_py_spy=False)
+            allocated.append(file.stat().st_blocks * 512)
+        assert is_still_here(job)
+    assert max(allocated) <= mmap.PAGESIZE
 
 
 def test_a_rank_that_is_stuck_in_a_c_call_answers_too(run_dir: Path) -> None:

@@ -8,6 +8,8 @@ Root asks other users' processes, which may be hostile: their output is limited,
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import signal
 import stat
@@ -32,6 +34,8 @@ LARGEST_DESCRIPTOR = 2**31
 COMMAND_LINE = "Process "
 """The begin of py-spy's line with the arguments of the process, which may have a password."""
 IN_THE_KERNEL = b"D"
+PUNCH_HOLE = 3
+"""FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE of linux/falloc.h."""
 
 
 class NoStacksError(Exception):
@@ -109,7 +113,7 @@ def _open_answer(path: Path, owner: int) -> int:
         status = os.fstat(found)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink or status.st_uid != owner:
             raise NoStacksError("its process no longer has the file for its stacks")
-        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
         os.close(found)
 
@@ -149,7 +153,20 @@ def _answer(descriptor: int, before: int, pid: int, deadline: float) -> str:
         now = os.fstat(descriptor).st_size
         if now != size:
             size, changed = now, time.monotonic()
-    return os.pread(descriptor, min(size - before, ANSWER_LIMIT), before).decode(errors="replace")
+    answer = os.pread(descriptor, min(size - before, ANSWER_LIMIT), before)
+    _free(descriptor, before, len(answer))
+    return answer.decode(errors="replace")
+
+
+def _free(descriptor: int, begin: int, size: int) -> None:
+    """Free the memory of an answer that was read: else many answers would fill the job's memory.
+
+    The file keeps its size, and so its writer's position in it is still at the end. The first page also has the end of
+    the answer before.
+    """
+    size, begin = size + begin % mmap.PAGESIZE, begin - begin % mmap.PAGESIZE
+    if (fallocate := getattr(ctypes.CDLL(None), "fallocate", None)) is not None:
+        fallocate(descriptor, PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(size))
 
 
 def _silence(pid: int) -> str:
