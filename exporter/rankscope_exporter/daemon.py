@@ -89,6 +89,7 @@ def run(settings: Config) -> None:
                 facts,
                 node=settings.node,
                 has_lifecycle=settings.enable_lifecycle,
+                stacks_of=node.ranks.scan if settings.enable_stacks else None,
             )
             with ExitStack() as workers:
                 for worker in (recent, *(one.worker for one in captures)):

@@ -1,4 +1,4 @@
-"""Ranks with the same stacks are one group, by py-spy's text or faulthandler's, and a sentence names those that differ."""
+"""Ranks with the same stacks are one group, by texts of py-spy or faulthandler. A sentence names the others."""
 
 from __future__ import annotations
 
@@ -125,6 +125,20 @@ def test_the_order_of_threads_and_the_idle_ones_do_not_count() -> None:
         "  thread write:",
         "  idle threads: _feed, _pin_memory_loop",
     ]
+
+
+def test_code_that_torch_numbers_is_the_same_on_all_ranks() -> None:
+    texts = {number: by_faulthandler((("forward", f"<eval_with_key>.{number}", 12), *LAUNCH)) for number in range(12)}
+    [group] = group_stacks(texts)
+    assert group.place == "in <eval_with_key>:12 in forward"
+
+
+def test_the_state_of_a_process_follows_its_place() -> None:
+    groups = group_stacks({rank: by_py_spy(WAIT) for rank in range(3)}, states={1: "stopped by a signal (state T)"})
+    first, others = describe_difference(groups).split("; ")
+    assert first.startswith("Rank 1 waits in all_reduce (distributed_c10d.py:2806)")
+    assert first.endswith(", stopped by a signal (state T)")
+    assert "stopped" not in others
 
 
 def test_where_the_standard_library_waits_does_not_count() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankscope.cli.stack_text import Frame, Thread, read_threads
 from rankscope.record.group_name import name_ranks
@@ -48,38 +48,46 @@ class StackGroup:
 
 
 def group_stacks(
-    texts: Mapping[int, str], absent: Mapping[int, str] | None = None, operations: Mapping[int, str] | None = None
+    texts: Mapping[int, str],
+    absent: Mapping[int, str] | None = None,
+    operations: Mapping[int, str] | None = None,
+    states: Mapping[int, str] | None = None,
 ) -> list[StackGroup]:
     """Return the groups of ranks by their texts, those with the fewest ranks first.
 
     `absent` has the reason of ranks without a text, such as `stopped by a signal`. `operations` has the collective that
-    a rank waits in by its record.
+    a rank waits in by its record, and `states` has the same as `absent` of ranks with a text.
     """
-    absent, operations = absent or {}, operations or {}
+    absent, operations, states = absent or {}, operations or {}, states or {}
     threads = {rank: read_threads(text) for rank, text in texts.items()}
-    by_key = _by(texts, lambda rank: _key(threads[rank], texts[rank], operations.get(rank)))
+    by_key = _by(texts, lambda rank: (_key(threads[rank], texts[rank], operations.get(rank)), states.get(rank)))
     common: frozenset[Hashable] = frozenset()
     if len(by_key) == 1:
         by_key = _by(texts, lambda rank: _keys(threads[rank]))
         common = frozenset[Hashable].intersection(*map(_keys, threads.values()))
     groups = [_group(ranks, texts, [threads[rank] for rank in ranks], common, operations) for ranks in by_key]
+    groups = [_with_state(one, states.get(one.ranks[0])) for one in groups]
     groups += [StackGroup(ranks, "give", f"no stacks: {absent[ranks[0]]}") for ranks in _by(absent, absent.__getitem__)]
     return sorted(groups, key=lambda one: (len(one.ranks), one.verb == "wait", one.ranks[0]))
 
 
-def describe_difference(groups: Sequence[StackGroup]) -> str:
-    """Return one sentence: where the ranks are that differ, then where most are."""
+def describe_difference(groups: Sequence[StackGroup], name: Callable[[Sequence[int]], str] = name_ranks) -> str:
+    """Return one sentence: where the ranks are that differ, then where most are. `name` names them."""
     *different, last = groups
     count, total = len(last.ranks), sum(len(one.ranks) for one in groups)
     if not different:
-        subject = name_ranks(last.ranks) if count == 1 else "Both ranks" if count == 2 else f"All {count} ranks"
+        subject = name(last.ranks) if count == 1 else "Both ranks" if count == 2 else f"All {count} ranks"
         return f"{subject} {last.predicate}."
-    parts = [f"{name_ranks(one.ranks)} {one.predicate}" for one in different[:DIFFERENT_NAMED]]
+    parts = [f"{name(one.ranks)} {one.predicate}" for one in different[:DIFFERENT_NAMED]]
     if rest := different[DIFFERENT_NAMED:]:
         parts.append(f"{sum(len(one.ranks) for one in rest)} in {len(rest)} more groups differ, too")
-    subject = f"{count} others" if count > max(1, total / 2) else name_ranks(last.ranks)
+    subject = f"{count} others" if count > max(1, total / 2) else name(last.ranks)
     parts.append(f"{subject} {last.predicate}")
     return f"{'; '.join(one if place == 0 else f'{one[0].lower()}{one[1:]}' for place, one in enumerate(parts))}."
+
+
+def _with_state(group: StackGroup, state: str | None) -> StackGroup:
+    return replace(group, place=f"{group.place}, {state}") if state else group
 
 
 def _by(ranks: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
@@ -118,7 +126,7 @@ def _group(
     """Return a group; `common` are the threads of all groups, if these differ in threads of Python only."""
     first = threads[0]
     if not first:
-        lines = [line for line in texts[ranks[0]].split("\n") if line.strip()]
+        lines = [f"    {line}" for line in texts[ranks[0]].split("\n") if line.strip()]
         return StackGroup(ranks, "give", "an answer that has no stacks", lines[:FRAMES_SHOWN])
     lines = [*_lines(threads)]
     own = [one for one in first[1:] if common and not one.is_idle and _key_of_thread(one) not in common]

@@ -23,7 +23,7 @@ THREADS_LIMIT = 128
 """faulthandler writes at most 100 of both."""
 LIBRARY = re.compile(r"(?:^|/)(?:site|dist)-packages/|^(?:torch|numpy|rankscope|tensorboard|tqdm|wandb)/")
 """Files of libraries. py-spy names a file by its package, so that only well-known libraries show."""
-STANDARD = re.compile(r"/lib(?:64)?/python3[^/]*/(?!(?:site|dist)-packages/)|^<")
+STANDARD = re.compile(r"/lib(?:64)?/python3[^/]*/(?!(?:site|dist)-packages/)|^<frozen ")
 OWN = re.compile(r"(?:^|/)rankscope/(?:probes|timeline|process)/|(?:^|/)rankscope/[a-z]+\.py$")
 TRAMPOLINE = "<shim>"
 """The file of a frame that py-spy shows below each call from C, since Python 3.12."""
@@ -39,23 +39,27 @@ class Frame:
 
     @property
     def name(self) -> str:
-        """The file's name without folders: they differ by node, and py-spy cuts them off."""
-        return PurePosixPath(self.file).name
+        """The file's name without folders, which differ by node, and which py-spy cuts off.
+
+        torch.fx numbers the code that it makes, such as `<eval_with_key>.12`: the number is cut off, too.
+        """
+        name = PurePosixPath(self.file).name
+        return name.rstrip("0123456789.") if name.startswith("<") else name
 
     @cached_property
     def is_standard(self) -> bool:
-        """Whether the file belongs to the standard library."""
+        """Return whether the file belongs to the standard library."""
         top = self.file.partition("/")[0].removesuffix(".py")
         return bool(STANDARD.search(self.file)) or top in sys.stdlib_module_names
 
     @cached_property
     def is_own(self) -> bool:
-        """Whether the file belongs to the hook, which wraps calls of torch."""
+        """Return whether the file belongs to the hook, which wraps calls of torch."""
         return bool(OWN.search(self.file))
 
     @cached_property
     def is_users(self) -> bool:
-        """Whether the file belongs to the training script, and not to a library."""
+        """Return whether the file belongs to the training script, and not to a library."""
         return not (self.is_standard or self.is_own or LIBRARY.search(self.file))
 
     def __str__(self) -> str:
@@ -75,19 +79,19 @@ class Thread:
 
     @property
     def is_pythons(self) -> bool:
-        """Whether Python's `threading` started it. The main thread and those of C++, such as autograd's, are not."""
+        """Return whether Python started it: not the main thread, and not one of C++, such as autograd's."""
         return bool(self.frames) and self.frames[-1].function == "_bootstrap" and self.frames[-1].name == "threading.py"
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is a library's thread that waits in the standard library, or runs no Python."""
+        """Return whether it is a library's thread that waits in the standard library, or runs no Python."""
         if not self.frames:
             return True
         return self.is_pythons and self.frames[0].is_standard and not any(frame.is_users for frame in self.frames)
 
     @property
     def task(self) -> str:
-        """The function that the thread runs, such as `_pin_memory_loop`."""
+        """Return the function that the thread runs, such as `_pin_memory_loop`."""
         inner = [frame for frame in self.frames if frame.name != "threading.py"]
         return inner[-1].function if inner else self.name or "a thread without Python code"
 
