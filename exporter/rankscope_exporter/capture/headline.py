@@ -14,7 +14,7 @@ from rankscope_exporter.capture.request import Found, Request
 from rankscope_exporter.diagnosis.detectors import crash
 from rankscope_exporter.diagnosis.standstill import FINISHED, INSIDE, STOPPED
 from rankscope_exporter.diagnosis.waits import Operation, Position, blocking_ranks, waits
-from rankscope_exporter.hangs.records import PAIRWISE, find_positions, ranks_of_groups
+from rankscope_exporter.hangs.records import HANGS_AFTER, PAIRWISE, find_positions, ranks_of_groups
 
 OPERATIONS_NAMED, RANKS_NAMED = 3, 8
 DISK, STOPPED_STATES = "D", ("T", "t")
@@ -66,6 +66,8 @@ def _subject(request: Request, rank: CapturedRank | None, ranks: Sequence[Captur
     if not living:
         return "No rank on this node is alive"
     seconds = min(one.read_monotonic - one.last_progress for one in living)
+    if seconds < HANGS_AFTER:
+        return f"The run may not hang: a rank has made progress {seconds:.1f} s ago"
     return f"No rank on this node has made progress for {duration(seconds)}"
 
 

@@ -1,4 +1,4 @@
-"""What the kernel shows of a rank's process without touching it: its state, its threads, and its loader workers.
+"""The state of a process and its threads as the kernel shows it, and its loader workers. The process is not touched.
 
 It is read below an open directory of /proc. If the process ends, the kernel gives its ID to another one, but never this
 directory. A file that this user may not read is absent.
@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankscope.cli.printable import printable
 from rankscope.record.process_stat import PROCFS
 
 READ_LIMIT = 8192
@@ -200,7 +201,7 @@ def _start(directory: int) -> int:
 
 
 def _command(directory: int) -> str:
-    return _read(directory, "cmdline").replace("\0", " ").strip()
+    return printable(_read(directory, "cmdline").replace("\0", " ").strip())
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -151,13 +151,12 @@ def _with_stack(one: CapturedRank, stacks_by: str, deadline: float) -> CapturedR
 
 
 def _stacks(one: CapturedRank, stacks_by: str, deadline: float) -> str:
-    """Return a rank's stacks. A stopped process gets no signal. Raise NoStacksError."""
+    """Return a rank's stacks. Raise NoStacksError."""
     if stacks_by == NONE:
         raise NoStacksError("not permitted (--capture.stacks=none)")
     if one.process is None:
         raise NoStacksError(one.hidden)
-    if one.is_stopped:
-        raise NoStacksError("its process is stopped and cannot answer")
-    if time.monotonic() > deadline:
+    left = deadline - time.monotonic()
+    if left <= 0.0:
         raise NoStacksError(f"the other ranks took {STACKS_WITHIN:.0f} s")
-    return stacks(one.recorded, with_py_spy=stacks_by == PY_SPY)
+    return stacks(one.recorded, with_py_spy=stacks_by == PY_SPY, within=left)

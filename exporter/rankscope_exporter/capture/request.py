@@ -39,7 +39,7 @@ class WantedRank:
 
 @dataclass(frozen=True)
 class Found:
-    """What the diagnosis says of the standstill, or of the crash."""
+    """The diagnosis of the standstill, or of the crash."""
 
     kind: str
     cause: str
@@ -58,7 +58,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Request:
-    """What to capture."""
+    """A run to capture, with what the exporter knows of it."""
 
     run: str
     """Its name in the records."""

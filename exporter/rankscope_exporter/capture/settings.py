@@ -18,14 +18,19 @@ STACKS_HELP = (
     "pauses the process for a moment, or not at all (default: %(default)s)"
 )
 DEFAULT_MIB, DEFAULT_DAYS = 512, 14.0
+ENTERED = 0o711
+"""The mode of a directory that other users may enter and not list."""
 LEAST_MIB = 128
 """More than one capture of the largest size."""
 
 
 def directory(text: str) -> Path:
-    """Return an existing directory that no other user than root can change. Raise ArgumentTypeError."""
+    """Return a directory that no other user than root can change, and create it if needed. Raise ArgumentTypeError."""
     path = Path(text)
     try:
+        if not path.exists():
+            path.mkdir()
+            path.chmod(ENTERED)
         status = path.stat()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from error
@@ -58,14 +63,14 @@ def _days(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureFlags:
-    """What is captured of a run that hangs or crashed, and for how long it is kept."""
+    """The settings of captures."""
 
     capture_dir: Path | None = flag(
         "--capture-dir",
         type=directory,
         metavar="DIR",
-        help="existing directory for captures: what this node knows about a run that hangs or crashed, with stacks, in "
-        "a folder each that the run's owner may read (default: nothing is captured; docs/hangs.md)",
+        help="directory for captures: what this node knows about a run that hangs or crashed, with stacks, in a folder "
+        "each that the run's owner may read (default: nothing is captured; docs/hangs.md)",
     )
     capture_stacks: str = flag("--capture.stacks", choices=STACKS, default=HOOK, help=STACKS_HELP)
     capture_mebibytes: int = flag(

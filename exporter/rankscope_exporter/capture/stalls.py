@@ -1,4 +1,4 @@
-"""When to capture: a run's own ranks on this node stand still, a finding says that it hangs, or a rank has crashed.
+"""The choice of runs to capture: those that stand still on this node, hang by a finding, or have a rank that crashed.
 
 A run is captured before its finding, when none of its ranks on this node has made progress for twice the longest time
 for which that was so before, or for the longest step if that is longer, and for at least 30 s. NCCL's watchdog ends

@@ -107,7 +107,7 @@ def test_records_of_other_users_and_runs_are_not_in_a_capture(shared: Path, capt
 
 
 @needs_root
-def test_a_link_in_the_place_of_a_record_is_not_followed(shared: Path, captures: Path) -> None:
+def test_a_link_with_the_name_of_a_record_is_not_followed(shared: Path, captures: Path) -> None:
     with living_rank(captures.parent, "secret", run="evil"):
         (shared / "e.0.rank").symlink_to(next(captures.parent.glob("*.rank")))
         folder = capture(request(shared, "evil", os.geteuid()), captures)

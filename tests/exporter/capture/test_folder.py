@@ -1,4 +1,4 @@
-"""The folders of captures: their names, limits and readers."""
+"""The folders of captures: names, limits and readers."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(
     assert names(tmp_path) == set()
 
 
-def test_a_link_in_the_place_of_a_file_is_not_followed(directory: int, tmp_path: Path) -> None:
+def test_a_link_with_the_name_of_a_file_is_not_followed(directory: int, tmp_path: Path) -> None:
     target = tmp_path / "target"
     with Folder(directory, "r", 1000) as draft:
         (hidden,) = tmp_path.glob(".draft-*")
@@ -209,3 +209,9 @@ def test_a_directory_that_other_users_can_change_is_refused(tmp_path: Path, mode
         flag_value(str(tmp_path))
     tmp_path.chmod(0o711)
     assert flag_value(str(tmp_path)) == tmp_path
+
+
+def test_a_directory_is_created_so_that_other_users_can_enter_and_not_list_it(tmp_path: Path) -> None:
+    assert flag_value(str(tmp_path / "captures")).stat().st_mode & 0o777 == 0o711
+    with pytest.raises(Exception, match="No such file"):
+        flag_value(str(tmp_path / "missing/captures"))

@@ -1,4 +1,4 @@
-"""What the kernel shows of a process without touching it."""
+"""The state of a process as the kernel shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run is captured."""
+"""The times at which a run is captured."""
 
 from __future__ import annotations
 
