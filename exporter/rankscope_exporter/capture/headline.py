@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from rankscope.cli.printable import printable
-from rankscope.cli.stack_groups import describe_difference, group_stacks
+from rankscope.cli.stack_groups import StackGroup, group_stacks
 from rankscope.record.quantities import count, duration
 from rankscope_exporter.capture.process_state import ThreadState, storage_file
 from rankscope_exporter.capture.ranks import CapturedRank
@@ -15,6 +15,7 @@ from rankscope_exporter.diagnosis.detectors import crash
 from rankscope_exporter.diagnosis.standstill import FINISHED, INSIDE, STOPPED
 from rankscope_exporter.diagnosis.waits import Operation, Position, blocking_ranks, waits
 from rankscope_exporter.hangs.records import HANGS_AFTER, PAIRWISE, find_positions, ranks_of_groups
+from rankscope_exporter.report.describe import FAILED
 
 OPERATIONS_NAMED, RANKS_NAMED = 3, 8
 DISK, STOPPED_STATES = "D", ("T", "t")
@@ -26,19 +27,23 @@ def sentence(request: Request, ranks: Sequence[CapturedRank]) -> str:
     living = [one for one in ranks if one.recorded.snapshot.alive]
     positions = find_positions([one.recorded for one in living], ranks_of_groups([one.recorded for one in living]))
     rank = _blamed(request.found, living, positions)
-    parts = [_subject(request, rank, ranks)]
-    if details := [*_details(rank, positions)] if rank else []:
+    different = None if rank or _is_crash(request.found) else _different(living)
+    parts = [_subject(request, rank, different, ranks)]
+    if details := [*_details(rank or different, positions)]:
         parts[0] += f": it {' and '.join(details)}"
-    elif request.found and request.found.cause == INSIDE and (different := different_stacks(living)):
-        parts[0] += f": {different[0].lower()}{different[1:].removesuffix('.')}"
-    others = [one for one in positions if rank is None or one.rank != rank.number]
-    parts += [text] if (text := _waiting(others)) else []
+    others = [one for one in living if one not in (rank, different)]
+    waiting = _waiting([one for one in positions if one.rank in {other.number for other in others}])
+    parts += [text] if (text := waiting or _standing(others)) else []
     return printable("; ".join(parts)) + "."
+
+
+def _is_crash(found: Found | None) -> bool:
+    return found is not None and found.kind == crash.KIND
 
 
 def _blamed(found: Found | None, living: Sequence[CapturedRank], positions: Sequence[Position]) -> CapturedRank | None:
     """Return the rank that the diagnosis names, or else the only one that blocks the others by the records."""
-    if found and found.kind == crash.KIND:
+    if found and (found.kind == crash.KIND or found.cause == INSIDE):
         return None
     number = found.rank if found else None
     if found is None:
@@ -47,32 +52,63 @@ def _blamed(found: Found | None, living: Sequence[CapturedRank], positions: Sequ
     return next((one for one in living if one.number == number), None)
 
 
-def _subject(request: Request, rank: CapturedRank | None, ranks: Sequence[CapturedRank]) -> str:
+def _different(living: Sequence[CapturedRank]) -> CapturedRank | None:
+    """Return the only rank that holds the GIL, waits for storage or stands elsewhere than all others; None if unclear.
+
+    The collectives name none, such as on a device whose hosts have issued equally many.
+    """
+    holding = [one for one in living if one.gil_waiters]
+    storing = [one for one in living if one.process and one.process.main and _storage(one.process.main)]
+    groups = _groups(living)
+    is_alone = len(groups) == 2 and len(groups[0].ranks) == 1 < len(groups[1].ranks) and groups[0].verb == "stand"
+    alone = [one for one in living if is_alone and one.number == groups[0].ranks[0]]
+    return next((found[0] for found in (holding, storing, alone) if len(found) == 1 and len(living) > 1), None)
+
+
+def _groups(living: Sequence[CapturedRank]) -> Sequence[StackGroup]:
+    operations = {one.number: one.recorded.snapshot.open_operation for one in living}
+    texts = {one.number: one.stacks for one in living if one.stacks}
+    return group_stacks(texts, operations={rank: name for rank, name in operations.items() if name}) if texts else ()
+
+
+def _subject(
+    request: Request, rank: CapturedRank | None, different: CapturedRank | None, ranks: Sequence[CapturedRank]
+) -> str:
     found = request.found
     if found and found.kind == crash.KIND:
         return f"{found.short} {duration(found.seconds)} ago"
+    if different:
+        seconds = found.seconds if found else _idle([different])
+        return f"{different.wanted.place} differs from the other ranks (no progress for {duration(seconds)})"
     if found and found.cause in (INSIDE, STOPPED, FINISHED):
         return f"{found.short} (no progress for {duration(found.seconds)})"
     if found:
         return f"{found.short} for {duration(found.seconds)}"
-    living = [one.recorded.snapshot for one in ranks if one.recorded.snapshot.alive]
     if rank:
         snapshot = rank.recorded.snapshot
         since = duration(snapshot.read_monotonic - snapshot.phase_since)
         return f"{rank.wanted.place} is in {snapshot.phase} for {since}, and other ranks wait for it"
-    if ended := [one for one in ranks if one.recorded.snapshot.exit_reason in ("killed", "exception")]:
-        how = "was killed" if ended[0].recorded.snapshot.exit_reason == "killed" else "ended with an exception"
-        return f"{ended[0].wanted.place} {how}"
+    if ended := [one for one in ranks if one.recorded.snapshot.exit_reason in FAILED]:
+        reason = ended[0].recorded.snapshot.exit_reason or ""
+        return f"{ended[0].wanted.place} {FAILED[reason][0]}"
+    living = [one for one in ranks if one.recorded.snapshot.alive]
     if not living:
         return "No rank on this node is alive"
-    seconds = min(one.read_monotonic - one.last_progress for one in living)
-    if seconds < HANGS_AFTER:
+    if (seconds := _idle(living)) < HANGS_AFTER:
         return f"The run may not hang: a rank has made progress {seconds:.1f} s ago"
     return f"No rank on this node has made progress for {duration(seconds)}"
 
 
-def _details(rank: CapturedRank, positions: Sequence[Position]) -> Iterator[str]:
+def _idle(living: Sequence[CapturedRank]) -> float:
+    """Return the seconds since any of these ranks made progress."""
+    snapshots = [one.recorded.snapshot for one in living]
+    return min(one.read_monotonic - one.last_progress for one in snapshots)
+
+
+def _details(rank: CapturedRank | None, positions: Sequence[Position]) -> Iterator[str]:
     """Yield where the rank stands, as ends of a sentence that begins with `it`."""
+    if rank is None:
+        return
     own = next((one.waits_in for one in positions if one.rank == rank.number), None)
     if own and rank.recorded.snapshot.open_operation:
         yield f"is in {_operation(own)}"
@@ -112,10 +148,17 @@ def _workers(rank: CapturedRank) -> str:
     return f"waits for its loader {which} (pid {worker.number}), which {does}"
 
 
-def different_stacks(living: Sequence[CapturedRank]) -> str:
-    """Return in one sentence how the stacks of the ranks differ; empty if fewer than two have some."""
-    texts = {one.number: one.stacks for one in living if one.stacks}
-    return describe_difference(group_stacks(texts)) if len(texts) > 1 else ""
+def _standing(ranks: Sequence[CapturedRank]) -> str:
+    """Return where ranks stand that wait in no known operation: `ranks 0 and 1 stand in train.py:7 in train`."""
+    by_place: dict[str, list[int]] = defaultdict(list)
+    for one in ranks:
+        if frame := one.frame:
+            by_place[str(frame)].append(one.number)
+    ordered = sorted(by_place.items(), key=lambda item: (-len(item[1]), item[0]))
+    return "; ".join(
+        f"{_ranks(numbers)} stand{'s' * (len(numbers) == 1)} in {place}"
+        for place, numbers in ordered[:OPERATIONS_NAMED]
+    )
 
 
 def _waiting(positions: Sequence[Position]) -> str:

@@ -20,13 +20,13 @@ from rankscope_exporter.diagnosis.readings import RankReading, Run, are_stopped
 from rankscope_exporter.diagnosis.standstill import OTHER, has_progress
 from rankscope_exporter.diagnosis.step_times import longest_step
 from rankscope_exporter.ranks.look import Look
+from rankscope_exporter.report.describe import FAILED
 
 STANDSTILL, HANG, CRASH = "standstill", "hang", "crash"
 LEAST_SECONDS, GAPS = 30.0, 2.0
 """The shortest standstill that is captured, and the multiple of the longest one before."""
 START_SECONDS = 600.0
 """The same before the first step, when there is no longest one: loading a large model takes minutes."""
-FAILED = ("killed", "exception")
 
 
 @dataclass

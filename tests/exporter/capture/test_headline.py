@@ -120,6 +120,43 @@ def test_without_a_living_rank_it_says_so() -> None:
     assert sentence(request(None), []) == "No rank on this node is alive."
 
 
+INSIDE = replace(STUCK, cause="inside_collective", rank=0, short="Every rank is inside a collective")
+IN_READ = """Current thread 0x00007f0 (most recent call first):
+  File "/home/a/train.py", line 40 in read_loss
+"""
+
+
+def unclear(**changes: Any) -> str:
+    """Return the sentence about ranks that have issued equally many collectives, of which rank 2 has these changes."""
+    slots = {"collective_op": 0.0}
+    ranks = [rank(number, slots=slots, stacks=IN_READ) for number in (0, 1, 3)]
+    return sentence(request(INSIDE), [*ranks, rank(2, slots=slots, **{"stacks": IN_READ, **changes})])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stacks": IN_FILTER}, "it stands in dataset.py:31 in filter;"),
+        ({"process": process("poll"), "gil_waiters": frozenset({8})}, "keeps 1 other thread waiting for the GIL;"),
+        ({"process": process("read of /mnt/x")}, "waits in a read of /mnt/x;"),
+    ],
+)
+def test_if_the_collectives_name_no_rank_the_one_that_differs_is_named(changes: dict[str, Any], says: str) -> None:
+    text = unclear(**changes)
+    assert text.startswith(
+        "Rank 2 (node-a, GPU 2) differs from the other ranks (no progress for 2.6 min): it stands in "
+    )
+    assert says in text
+    assert text.endswith("; ranks 0, 1 and 3 stand in train.py:40 in read_loss.")
+
+
+def test_if_no_rank_differs_none_is_named() -> None:
+    assert unclear() == (
+        "Every rank is inside a collective (no progress for 2.6 min); "
+        "ranks 0, 1, 2 and 3 stand in train.py:40 in read_loss."
+    )
+
+
 def test_text_of_a_hostile_rank_stays_on_one_printable_line() -> None:
     stacks = IN_FILTER.replace("filter", "\x1b]0;owned\x07\u202efilter")
     assert said(late(stacks=stacks)).isprintable()
