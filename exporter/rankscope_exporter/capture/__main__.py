@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +17,12 @@ from rankscope_exporter.capture import folder
 from rankscope_exporter.capture.capturing import capture
 from rankscope_exporter.capture.folder import FolderError
 from rankscope_exporter.capture.request import parse
+from rankscope_exporter.capture.settings import PY_SPY
 from rankscope_exporter.ranks.principals import SUBORDINATE_IDS
 
 DAY = 86_400.0
+MEMORY = 512 * 2**20
+"""Bytes of address space."""
 
 
 def run_idle() -> None:
@@ -27,16 +31,26 @@ def run_idle() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
+def limit_memory() -> None:
+    """Limit this process's memory, and let the kernel end it before any other if memory runs out."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most), most))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def main() -> None:
     """Capture, after the removal of captures beyond the limits."""
-    run_idle()
+    limit_memory()
     job = json.load(sys.stdin)
+    if job["stacks"] != PY_SPY:  # it pauses the ranks, and must not wait for CPU time meanwhile
+        run_idle()
     os.umask(0o077)
     try:
         directory = folder.open_captures(Path(job["directory"]))
         SUBORDINATE_IDS.refresh()
         folder.prune(directory, job["bytes"], job["days"] * DAY, SUBORDINATE_IDS.principal)
-        answer = capture(parse(job["request"]), directory, job["stacks"]) if job["request"] else {}
+        answer = capture(parse(job["request"]), directory, job["stacks"], run_idle) if job["request"] else {}
         answer["kept"] = list(folder.kept(directory))
     except FolderError as error:
         answer = {"reason": error.reason, "error": str(error)}

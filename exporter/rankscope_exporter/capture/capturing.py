@@ -39,11 +39,14 @@ Source = tuple[str, str, Callable[[], str]]
 """The name of the file, its title on the page, and the function that returns its text."""
 
 
-def capture(request: Request, directory: int, stacks_by: str) -> dict[str, Any]:
+def capture(
+    request: Request, directory: int, stacks_by: str, after_stacks: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """Write the folder into the open directory, and return its figures. Raise FolderError."""
     began, at = time.monotonic(), time.time()
     with Folder(directory, folder.folder_name(request.title, at, request.reason), request.owner) as draft:
         ranks = read_ranks(request, stacks_by)
+        after_stacks()
         sentence = headline.sentence(request, ranks)
         places = _places(request, ranks)
         with draft.files(DUMPS) as dumps:

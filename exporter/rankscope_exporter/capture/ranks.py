@@ -23,7 +23,10 @@ from rankscope.record.text import NUMBER
 from rankscope_exporter.capture.process_state import ProcessState, open_process, read_process, threads_for_gil
 from rankscope_exporter.capture.request import Request, WantedRank
 from rankscope_exporter.capture.settings import NONE, PY_SPY
+from rankscope_exporter.capture.source import cut
 
+STACKS_LIMIT = 64 * 1024
+"""The most bytes of a rank's stacks. A rank with 100 threads takes half of it."""
 STACKS_WITHIN = 40.0
 """Seconds for the stacks of all ranks."""
 OF_WORKERS = {"_get_data", "_try_get_data"}
@@ -159,4 +162,4 @@ def _stacks(one: CapturedRank, stacks_by: str, deadline: float) -> str:
     left = deadline - time.monotonic()
     if left <= 0.0:
         raise NoStacksError(f"the other ranks took {STACKS_WITHIN:.0f} s")
-    return stacks(one.recorded, with_py_spy=stacks_by == PY_SPY, within=left)
+    return cut(stacks(one.recorded, with_py_spy=stacks_by == PY_SPY, within=left), STACKS_LIMIT)

@@ -29,6 +29,9 @@ START_SECONDS = 600.0
 """The same before the first step, when there is no longest one: loading a large model takes minutes."""
 
 
+UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
+
+
 @dataclass
 class _Pace:
     """The progress of one run on this node. Times are seconds of CLOCK_MONOTONIC."""
@@ -55,8 +58,12 @@ class Stalls:
             if not readings or look.judged.not_judged.get(run) in LIMITS:
                 continue
             ranks = of_newest_start(readings)
-            pace = self._paces[run] = _updated(before.get(run), look.at, ranks)
-            for reason in _reasons(pace, look.at, ranks, verdicts.get(run)):
+            try:
+                pace = self._paces[run] = _updated(before.get(run), look.at, ranks)
+                reasons = [*_reasons(pace, look.at, ranks, verdicts.get(run))]
+            except UNREADABLE:  # of a forged record; other runs must not be affected
+                continue
+            for reason in reasons:
                 if reason not in pace.captured:
                     pace.captured |= {reason, STANDSTILL}  # a later capture has all that an earlier one has
                     yield run, reason

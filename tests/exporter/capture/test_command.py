@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_a_run_is_captured_into_a_folder_with_all_sources(run_dir: Path, tmp_pat
     sentence, report = answer.stdout.splitlines()
     figures = json.loads((Path(report).parent / "capture.json").read_text())
     assert (figures["sentence"], figures["reason"], figures["ranks"]) == (sentence, "manual", 1)
-    assert sentence in Path(report).read_text()
+    assert escape(sentence) in Path(report).read_text()
     outcome = figures["sources"]["stacks.txt"]["outcome"]
     assert outcome == "ok" if stacks == "hook" else "not permitted" in outcome
     assert {"ranks.txt", "processes.txt", "collectives.txt"} <= {one.name for one in Path(report).parent.iterdir()}
