@@ -26,7 +26,7 @@ from rankscope_exporter.capture.ras import read_ras
 from rankscope_exporter.capture.request import Request
 from rankscope_exporter.capture.source import UnavailableError
 from rankscope_exporter.capture.torch_dumps import Place, copy_dumps, locate_dumps
-from rankscope_exporter.hangs.records import explain_ranks
+from rankscope_exporter.hangs.records import GLOO, explain_ranks
 
 VERSION = 1
 DUMPS = "dumps"
@@ -90,8 +90,8 @@ def _sources(request: Request, ranks: Sequence[CapturedRank], places: Sequence[P
     yield "collectives.txt", "Collectives", lambda: _collectives(ranks)
     yield "stacks.txt", "Python stacks", lambda: _stacks(ranks)
     yield "processes.txt", "Processes and threads", lambda: _processes(ranks)
-    yield "torch_dumps.txt", "Torch's flight recorder", lambda: copy_dumps(places, dumps)
-    yield "ras.txt", "NCCL's RAS", lambda: _of_processes(ranks, read_ras)
+    yield "torch_dumps.txt", "Torch's flight recorder", lambda: _of_nccl(ranks, lambda: copy_dumps(places, dumps))
+    yield "ras.txt", "NCCL's RAS", lambda: _of_nccl(ranks, lambda: _of_processes(ranks, read_ras))
     yield "gpus.txt", "GPUs", lambda: _gpus(request)
     yield "kernel.txt", "Kernel log", lambda: _of_processes(ranks, partial(read_kernel_log, began, owner=request.owner))
     yield "ports.txt", "Network ports", describe_ports
@@ -129,6 +129,13 @@ def _of_processes(ranks: Sequence[CapturedRank], read: Callable[[Collection[int]
     if any(is_running(one.pid, one.start) is False and exists(one.pid) for one in processes):
         raise UnavailableError("a process of the run ended, and another one has its ID")
     return text
+
+
+def _of_nccl(ranks: Sequence[CapturedRank], read: Callable[[], str]) -> str:
+    """Return what a source reads of NCCL. Raise UnavailableError if the run uses gloo."""
+    if ranks and all(one.recorded.snapshot.info.get("backend") == GLOO for one in ranks):
+        raise UnavailableError("the run uses gloo, and not NCCL")
+    return read()
 
 
 def _gpus(request: Request) -> str:

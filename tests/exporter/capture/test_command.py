@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from testing.programs import python as python_command
 from testing.programs import running
+from testing.records import living_rank
 from tests.trainer_hooks.scripts import TRAIN, watched
 
 LOITER = """
@@ -54,3 +55,12 @@ def test_a_missing_directory_is_one_line(run_dir: Path, tmp_path: Path) -> None:
         answer = capture(record.name.rpartition(".0.")[0], tmp_path / "missing", f"--run-dir={run_dir}")
     assert answer.returncode == 2
     assert answer.stderr == f"rankscope capture: {tmp_path / 'missing'}: No such file or directory\n"
+
+
+def test_a_run_over_gloo_is_not_asked_for_what_nccl_knows(run_dir: Path, tmp_path: Path) -> None:
+    with living_rank(run_dir, run="r", backend="gloo", world_size="1"):
+        answer = capture("r", tmp_path, f"--run-dir={run_dir}")
+    (folder,) = tmp_path.iterdir()
+    sources = json.loads((folder / "capture.json").read_text())["sources"]
+    assert answer.returncode == 0
+    assert sources["ras.txt"]["outcome"] == sources["torch_dumps.txt"]["outcome"] == "the run uses gloo, and not NCCL"
