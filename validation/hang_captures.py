@@ -49,7 +49,7 @@ SAYS: Mapping[str, str] = {
     "inside": r"stuck in (collective_wait|device_wait)",
     "before": r"hanging_job\.py:\d+ in wait\b",
     "loader": r"waits for its loader worker",
-    "filter": r"stuck in data_wait .*hanging_job\.py:\d+ in __iter__",
+    "filter": r"stuck in data_wait .*hanging_job\.py:\d+ in (__iter__|_accepts|is_due|is_released)",
     "storage": rf"waits in a read of \S*{re.escape(PIPE)}",
     "dead": r"was killed",
     "gil": r"in hold_gil .*waiting for the GIL",
