@@ -72,7 +72,7 @@ class Folder:
         """Create the draft in the open directory. Raise FolderError."""
         self._directory, self._owner, self.name = directory, owner, name
         self._draft = f"{DRAFT}{os.getpid()}-{time.monotonic_ns()}"
-        self.size = 0
+        self.size = self._texts = 0
         try:
             os.mkdir(self._draft, 0o700, dir_fd=directory)
             self._descriptor = os.open(self._draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
@@ -91,7 +91,7 @@ class Folder:
 
     def write(self, name: str, text: str) -> int:
         """Write a file, cut off at the limits, and return its bytes. Raise FolderError."""
-        limit = max(min(FILE_LIMIT, CAPTURE_LIMIT - self.size), SMALLEST)
+        limit = max(min(FILE_LIMIT, CAPTURE_LIMIT - self._texts), SMALLEST)
         data = cut(text, limit).encode(errors="replace")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -100,6 +100,7 @@ class Folder:
         except OSError as error:
             raise FolderError(error) from error
         self.size += len(data)
+        self._texts += len(data)
         return len(data)
 
     @contextmanager

@@ -127,6 +127,32 @@ def test_a_file_is_cut_off_at_its_limit_and_a_capture_at_its_own(directory: int,
     assert (tmp_path / "r/0.txt").read_text().endswith(f"(cut off after {folder.FILE_LIMIT} bytes)\n")
 
 
+def test_files_of_another_process_are_counted_and_readable_and_leave_room_for_texts(
+    directory: int, tmp_path: Path
+) -> None:
+    with Folder(directory, "r", OTHER) as draft:
+        with draft.files("dumps") as dumps:
+            os.close(os.open(dumps / "rank_0", os.O_CREAT | os.O_WRONLY, 0o600))
+            os.truncate(dumps / "rank_0", folder.CAPTURE_LIMIT)
+        with draft.files("none"):
+            pass
+        assert draft.write("report.html", "x" * 5000) == 5000
+        assert draft.size == folder.CAPTURE_LIMIT + 5000
+        draft.publish()
+    assert names(tmp_path / "r") == {"dumps", "report.html"}
+    assert (tmp_path / "r/dumps/rank_0").stat().st_mode & 0o777 == 0o640
+    prune(directory, 100 * MIB, -1.0)
+    assert names(tmp_path) == {"r"}  # without figures, it is no capture
+
+
+def test_a_capture_with_a_folder_of_files_is_removed(directory: int, tmp_path: Path) -> None:
+    name = capture(directory, age=2 * DAY)
+    (tmp_path / name / "dumps").mkdir()
+    (tmp_path / name / "dumps/rank_0").write_text("x")
+    prune(directory, 100 * MIB, DAY)
+    assert names(tmp_path) == set()
+
+
 def test_a_full_disk_is_named_and_leaves_nothing(
     directory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
