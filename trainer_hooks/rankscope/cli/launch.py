@@ -46,10 +46,10 @@ Show which ranks block a run that hangs, in which operation, and which ranks wai
 flight recorder in DIR, or the records of the ranks on this machine: of a run that spans several nodes, run it on each.
 Changes nothing in the job. Exits with 2 if there is nothing to read."""
 CAPTURE_DESCRIPTION = """\
-Write what this node knows about a run that hangs to a new folder in DIR, which only you may read: each rank's phase,
-collectives, stacks, processes and threads, the GPUs' state, and a page report.html on top. Prints the first sentence
-of that page and its path. Run it as the job's user, or as the exporter's user with the rights that the exporter has.
-Changes nothing in the job; py-spy pauses it for a moment. Exits with 2 if there is nothing to capture."""
+Write what this node knows about a run that hangs to a new folder in DIR, which only you and the job's user may read:
+each rank's phase, collectives, stacks, processes and threads, what NCCL and the kernel say, and a page report.html on
+top. Prints the first sentence of that page and its path. Run it as the job's user, or as root. Changes nothing in the
+job; py-spy pauses it for a moment. Exits with 2 if there is nothing to capture."""
 REPORT_DESCRIPTION = """\
 Print where a job's GPU time went over its whole life, in shares that sum to 100%, with its GPUs, CPUs, energy, findings
 and advice: as one page for an email, or as one short line of JSON for Slurm's AdminComment. Reads the exporter's state
