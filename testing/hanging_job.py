@@ -50,7 +50,7 @@ class Hang:
 
     def wait(self) -> None:
         while not self.is_released():
-            time.sleep(0.05)
+            time.sleep(0.5)
 
     def read_shard(self) -> None:
         """Read from storage that does not answer: a named pipe, until a byte is written to it."""

@@ -47,7 +47,7 @@ STARTED_WITHIN = 120.0
 NOT_HUNG = "none"
 SAYS: Mapping[str, str] = {
     "inside": r"stuck in (collective_wait|device_wait)",
-    "before": r"hanging_job\.py:\d+ in wait\b",
+    "before": r"hanging_job\.py:\d+ in (wait|is_released)\b",
     "loader": r"waits for its loader worker",
     "filter": r"stuck in data_wait .*hanging_job\.py:\d+ in (__iter__|_accepts|is_due|is_released)",
     "storage": rf"waits in a read of \S*{re.escape(PIPE)}",

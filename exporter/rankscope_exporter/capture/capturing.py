@@ -45,6 +45,7 @@ def capture(
     """Write the folder into the open directory, and return its figures. Raise FolderError."""
     began, at = time.monotonic(), time.time()
     with Folder(directory, folder.folder_name(request.title, at, request.reason), request.owner) as draft:
+        request = request.until(began)
         ranks = read_ranks(request, stacks_by)
         after_stacks()
         sentence = headline.sentence(request, ranks)

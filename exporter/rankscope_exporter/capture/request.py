@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rankscope.record.snapshot import RankSnapshot
@@ -70,6 +70,8 @@ class Request:
     node: str
     ranks: Sequence[WantedRank]
     found: Found | None = None
+    at: float = 0.0
+    """When the exporter read the ranks, in seconds of CLOCK_MONOTONIC."""
     others: Sequence[str] = ()
     """The sentences of the run's other findings, or why it is not diagnosed here."""
     gpus: str = ""
@@ -78,6 +80,12 @@ class Request:
     """The reason without it."""
     dumps: Sequence[Mapping[str, Any]] = ()
     """The places of torch's dumps by an earlier capture: what has ended no longer shows them."""
+
+    def until(self, now: float) -> Request:
+        """Return the request with the seconds of what was found until now."""
+        if self.found is None or not self.at:
+            return self
+        return replace(self, found=replace(self.found, seconds=self.found.seconds + max(now - self.at, 0.0)))
 
     def as_json(self) -> str:
         """Return the request as JSON."""
@@ -111,6 +119,7 @@ def request_of(look: Look, run: Run, reason: str, node: str) -> Request | None:
         node=node,
         ranks=sorted(wanted, key=lambda one: one.rank),
         found=_found(run, verdict) if verdict else None,
+        at=look.at,
         others=others,
     )
 

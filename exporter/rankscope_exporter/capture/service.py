@@ -98,7 +98,9 @@ class CaptureService:
         self._stalls = Stalls()
         self._budget = _Budget(monotonic)
         self._lock = Lock()
-        self._waiting: dict[Run, Request] = {}
+        self._look: Look | None = None
+        self._waiting: dict[Run, tuple[str, int]] = {}
+        """The reason and the owner of each run that should be captured."""
         self._present: Mapping[tuple[str, str], tuple[str, float]] = {}
         """The label `owner` and the start of the runs that are shown now, by name and user ID."""
         self._served: dict[int, float] = {}
@@ -113,10 +115,11 @@ class CaptureService:
 
     def on_look(self, look: Look) -> None:
         """Take the runs that should be captured now, on the thread of the diagnosis."""
-        wanted = {run: request_of(look, run, reason, self._node) for run, reason in self._stalls.update(look)}
+        owners = {rank.run: rank.owner for rank in look.scan.ranks}
+        wanted = {run: (reason, owners[run]) for run, reason in self._stalls.update(look) if run in owners}
         with self._lock:
-            waiting = self._waiting | {run: request for run, request in wanted.items() if request}
-            self._waiting = {run: one for run, one in waiting.items() if self._stalls.is_wanted(run, one.reason)}
+            self._look, waiting = look, self._waiting | wanted
+            self._waiting = {run: one for run, one in waiting.items() if self._stalls.is_wanted(run, one[0])}
             self._dumps = {run: places for run, places in self._dumps.items() if run in look.readings}
         present: dict[tuple[str, str], tuple[str, float]] = {}
         for rank in look.scan.ranks:
@@ -133,12 +136,15 @@ class CaptureService:
         if not self._budget.is_left():
             return
         with self._lock:
-            if not self._waiting:
+            if not self._waiting or self._look is None:
                 return
-            run = min(self._waiting, key=lambda one: self._served.get(principal(self._waiting[one].owner), 0.0))
-            request = self._waiting.pop(run)
-        self._served[principal(request.owner)] = self._monotonic()
+            run = min(self._waiting, key=lambda one: self._served.get(principal(self._waiting[one][1]), 0.0))
+            reason, owner = self._waiting.pop(run)
+            request = request_of(self._look, run, reason, self._node)
+        self._served[principal(owner)] = self._monotonic()
         self._served = dict(sorted(self._served.items(), key=lambda item: -item[1])[:USERS_LIMIT])
+        if request is None:
+            return
         answer = self._run(replace(self._with_gpus(request), dumps=self._dumps.get(run, ())))
         if answer is None:
             return

@@ -160,3 +160,9 @@ def test_if_no_rank_differs_none_is_named() -> None:
 def test_text_of_a_hostile_rank_stays_on_one_printable_line() -> None:
     stacks = IN_FILTER.replace("filter", "\x1b]0;owned\x07\u202efilter")
     assert said(late(stacks=stacks)).isprintable()
+
+
+def test_the_seconds_are_those_of_the_capture_and_not_of_the_request() -> None:
+    assert request(replace(STUCK, seconds=30.0)).until(50.0).found == replace(STUCK, seconds=30.0)
+    asked = replace(request(replace(STUCK, seconds=30.0)), at=40.0)
+    assert asked.until(50.0).found == replace(STUCK, seconds=40.0)

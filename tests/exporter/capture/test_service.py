@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -195,10 +195,10 @@ def test_a_process_that_fails_is_counted_by_reason(
 
 def test_users_take_turns(run_dir: Path, captures: CaptureService, program: Program) -> None:
     hung(run_dir, captures)
-    (own,) = captures._waiting.values()
-    requests = {(f"flood{number}", "61002"): replace(own, owner=61002) for number in range(5)}
-    captures._waiting = {**requests, **captures._waiting}
-    for _ in range(3):
+    flood = {(f"flood{number}", "61002"): ("hang", 61002) for number in range(5)}
+    captures._waiting = {**flood, **captures._waiting}
+    for _ in range(2):
         program.now += 1.0
         captures.capture_next()
-    assert [request["owner"] for request in program.captured].count(int(UID)) == 1
+    assert [request["owner"] for request in program.captured] == [int(UID)]
+    assert len(captures._waiting) == len(flood) - 1
