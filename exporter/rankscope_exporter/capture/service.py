@@ -147,6 +147,7 @@ class CaptureService:
             return
         answer = self._run(replace(self._with_gpus(request), dumps=self._dumps.get(run, ())))
         if answer is None:
+            self._stalls.give_up(run)
             return
         self._dumps[run] = answer["dumps"]
         path = self._directory / str(answer["name"])

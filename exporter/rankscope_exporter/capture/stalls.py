@@ -68,6 +68,11 @@ class Stalls:
                     pace.captured |= {reason, STANDSTILL}  # a later capture has all that an earlier one has
                     yield run, reason
 
+    def give_up(self, run: Run) -> None:
+        """Yield a run whose capture failed not again until it has made progress. Any thread may call it."""
+        if pace := self._paces.get(run):
+            pace.captured |= {STANDSTILL, HANG}
+
     def is_wanted(self, run: Run, reason: str) -> bool:
         """Return whether a run still stands as it did when it was yielded with this reason."""
         return run in self._paces and reason in self._paces[run].captured

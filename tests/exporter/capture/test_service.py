@@ -175,6 +175,20 @@ def test_a_full_disk_is_logged_once_and_tried_again_at_the_next_standstill(
     assert shown(captures)["rankscope_exporter_captures_failed"][("no_space",)] == 2.0
 
 
+def test_a_standstill_whose_capture_failed_is_not_captured_at_its_finding(
+    run_dir: Path, captures: CaptureService, program: Program
+) -> None:
+    captures.capture_next()
+    job = hung(run_dir, captures)
+    program.error = {"reason": "no_space", "error": "No space left on device"}
+    captures.capture_next()
+    program.error = None
+    job.wait(400, HUNG)
+    captures.capture_next()
+    assert [one.kind for one in job.report().findings] == ["hang"]
+    assert program.captured == []
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
