@@ -140,16 +140,18 @@ class CaptureService:
                 return
             run = min(self._waiting, key=lambda one: self._served.get(principal(self._waiting[one][1]), 0.0))
             reason, owner = self._waiting.pop(run)
-            request = request_of(self._look, run, reason, self._node)
+            look, dumps = self._look, self._dumps.get(run, ())
+        request = request_of(look, run, reason, self._node)
         self._served[principal(owner)] = self._monotonic()
         self._served = dict(sorted(self._served.items(), key=lambda item: -item[1])[:USERS_LIMIT])
         if request is None:
             return
-        answer = self._run(replace(self._with_gpus(request), dumps=self._dumps.get(run, ())))
+        answer = self._run(replace(self._with_gpus(request), dumps=dumps))
         if answer is None:
             self._stalls.give_up(run)
             return
-        self._dumps[run] = answer["dumps"]
+        with self._lock:
+            self._dumps[run] = answer["dumps"]
         path = self._directory / str(answer["name"])
         self._written[request.reason] += 1
         logger.info("captured run=%s reason=%s path=%s seconds=%s bytes=%s",
