@@ -43,6 +43,8 @@ STORAGE = re.compile(r"^/(?!dev/|proc/|sys/|memfd:)")
 
 TRACKERS = ("resource_tracker", "semaphore_tracker")
 """Python's own child processes."""
+SHORTEST = 0.05
+"""The fewest seconds that count."""
 GIL_RATES = 100.0, 250.0
 """The fewest and the most waits per second of a thread that waits for the interpreter's lock."""
 
@@ -63,6 +65,8 @@ class ThreadState:
     """Its stack in the kernel; empty if this user may not read it."""
     switches: int
     """The number of times that it began to wait."""
+    run_queue: float = 0.0
+    """Seconds for which it has waited for a CPU."""
 
     @property
     def line(self) -> str:
@@ -158,7 +162,14 @@ def _thread(directory: int, number: int) -> ThreadState:
         wait_channel="" if channel == "0" else channel,
         stack=_read(directory, f"{task}/stack").strip(),
         switches=int(switches) if switches.isdecimal() else 0,
+        run_queue=_run_queue(_read(directory, f"{task}/schedstat")),
     )
+
+
+def _run_queue(text: str) -> float:
+    """Return the seconds in a run queue of /proc/PID/task/TID/schedstat; 0 if the kernel does not count them."""
+    fields = text.split()
+    return int(fields[1]) / 1e9 if len(fields) == 3 and fields[1].isdecimal() else 0.0
 
 
 def _call(directory: int, text: str) -> str:
@@ -185,9 +196,15 @@ def threads_for_gil(before: ProcessState, after: ProcessState, seconds: float) -
     Python's `take_gil` waits for it 5 ms at a time, in a futex: 200 times a second. Waits for anything else are longer,
     and those of gloo are not in a futex.
     """
-    then = {one.number: one.switches for one in before.threads}
-    rates = ((one, (one.switches - then[one.number]) / seconds) for one in after.threads if one.number in then)
-    return frozenset(one.number for one, rate in rates if one.call == "futex" and GIL_RATES[0] <= rate <= GIL_RATES[1])
+    then = {one.number: one for one in before.threads}
+    in_futex = [one for one in after.threads if one.call == "futex" and one.number in then]
+    rates = {one.number: _waits_per_second(then[one.number], one, seconds) for one in in_futex}
+    return frozenset(number for number, rate in rates.items() if GIL_RATES[0] <= rate <= GIL_RATES[1])
+
+
+def _waits_per_second(then: ThreadState, now: ThreadState, seconds: float) -> float:
+    """Return how often a thread began to wait per second that it did not spend in a run queue, as on a busy node."""
+    return (now.switches - then.switches) / max(seconds - (now.run_queue - then.run_queue), SHORTEST)
 
 
 def _status(directory: int) -> str:

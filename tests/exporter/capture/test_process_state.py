@@ -77,6 +77,12 @@ def test_a_thread_that_wakes_up_each_five_milliseconds_in_a_futex_waits_for_the_
     assert threads_for_gil(before, after, 0.5) == {2}
 
 
+def test_time_in_a_run_queue_does_not_hide_a_waiter_for_the_gil() -> None:
+    before, after = process(thread(2, 0)), process(replace(thread(2, 20), run_queue=0.4))
+    assert threads_for_gil(before, after, 0.5) == {2}
+    assert threads_for_gil(before, process(thread(2, 20)), 0.5) == frozenset()
+
+
 def test_waiters_for_the_gil_are_seen_in_a_real_process() -> None:
     code = """
 import ctypes, threading, time
