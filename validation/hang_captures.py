@@ -131,13 +131,14 @@ def observe(jobs: Mapping[str, HangingJob], captures: Path, references: Mapping[
     for device, job in jobs.items():
         found = captured(captures, job.run)
         job.release()
+        sentence = str(found.get("sentence", "no capture")).replace(str(job.directory.parent), "DIR")
         yield {
             "id": job.run,
             "kind": job.kind,
             "device": device,
-            **{name: found.get(name) for name in ("sentence", "reason", "bytes", "seconds", "cpu_seconds")},
-            "named": bool(re.match(NAMES, str(found.get("sentence"))))
-            and bool(re.search(SAYS[job.kind], str(found.get("sentence")))),
+            "sentence": sentence,
+            **{name: found.get(name) for name in ("reason", "bytes", "seconds", "cpu_seconds")},
+            "named": bool(re.match(NAMES, sentence) and re.search(SAYS[job.kind], sentence)),
             "unharmed": None if job.kind == "dead" else job.digests() == references[device],
         }
 
@@ -222,7 +223,7 @@ def body(figures: Mapping[str, Any]) -> list[str]:
         (
             line["kind"],
             line["device"],
-            line["sentence"] or "no capture",
+            line["sentence"],
             yes_or_no(line["named"]),
             "" if line["bytes"] is None else f"{line['bytes'] / 1024:.0f} KiB",
             "" if line["seconds"] is None else f"{line['seconds']:.1f} s",
