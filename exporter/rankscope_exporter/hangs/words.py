@@ -5,6 +5,7 @@ A rank without a position may run on another node, where it may wait like the ot
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from rankscope_exporter.diagnosis.waits import (
 )
 from rankscope_exporter.hangs.flight_recorder import Group
 
+UNKNOWN = "collective"
+"""The name of an operation of which only the number is known."""
 SETS_SHOWN = 8
 """The number of sets of blocking ranks that are shown."""
 
@@ -167,6 +170,22 @@ def describe_group(group: Group) -> str:
     return f"{group.description or 'group ' + group.name} (ranks {format_ranges(group.ranks)})"
 
 
+def _different_operations(positions: Sequence[Position]) -> Iterator[tuple[str, float, Mapping[str, Sequence[int]]]]:
+    """Yield the collectives in which ranks wait in different operations, with the ranks by operation."""
+    called: dict[tuple[str, float], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for one in positions:
+        operation = one.waits_in
+        if operation and not operation.is_pairwise and operation.peer is None and operation.name != UNKNOWN:
+            called[operation.group, operation.number][operation.name].append(one.rank)
+    yield from ((*key, names) for key, names in called.items() if len(names) > 1)
+
+
+def describe_disagreement(group: Group, number: float, called: Mapping[str, Sequence[int]]) -> str:
+    """Return that ranks call different operations, or give different sizes, for a collective."""
+    each = ", ".join(f"{name_ranks(ranks)}: {name}" for name, ranks in called.items())
+    return f"Ranks call different operations for collective {number:.0f} of {describe_group(group)}: {each}."
+
+
 def _without_blocking_rank(
     positions: Sequence[Position], groups: Mapping[str, Group], *, is_whole: bool
 ) -> Iterator[str]:
@@ -174,6 +193,10 @@ def _without_blocking_rank(
     if not stuck:
         none = f"none of the {len(positions)} ranks{'' if is_whole else ' here'} waits in an operation."
         yield f"No hang in a collective: {none}" if is_whole else none.capitalize()
+        return
+    if different := [*_different_operations(stuck)]:
+        for group, number, called in different:
+            yield describe_disagreement(groups[group], number, called)
         return
     no_rank = "No rank is late" if is_whole else "No rank here is late"
     yield f"{no_rank}: {len(stuck)} of {len(positions)} ranks wait in operations that all others have issued."
