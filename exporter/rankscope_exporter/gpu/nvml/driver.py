@@ -25,6 +25,8 @@ class Driver:
         self._descriptors, self._uses_gpm = descriptors, uses_gpm
         self._connected = False
         self._logged_error = ""
+        self.error: DriverError | None = None
+        """Why the last connection failed."""
 
     def connect(self) -> bool:
         """Connect and return whether the driver answers. May be called repeatedly until it does."""
@@ -33,6 +35,7 @@ class Driver:
                 self._connected = perform(pynvml.nvmlInit)
                 self._log_error("" if self._connected else "driver does not support NVML")
             except DriverError as error:
+                self.error = error
                 self._log_error(str(error))
         return self._connected
 
@@ -66,6 +69,11 @@ class Driver:
     def device(self, index: int) -> Device:
         """Open a GPU. Raises DeviceLostError, DriverError."""
         return Device(index, uses_gpm=self._uses_gpm)
+
+    def library_version(self) -> str | None:
+        """Return the version of the library, which is the driver's after the first number: `13.580.159.04`."""
+        version: str | None = ask(pynvml.nvmlSystemGetNVMLVersion)
+        return version
 
     def xid_events(self) -> XidEvents:
         """Create an event set. Raises DriverError."""
