@@ -70,10 +70,12 @@ class Driver:
         """Open a GPU. Raises DeviceLostError, DriverError."""
         return Device(index, uses_gpm=self._uses_gpm)
 
-    def library_version(self) -> str | None:
-        """Return the version of the library, which is the driver's after the first number: `13.580.159.04`."""
-        version: str | None = ask(pynvml.nvmlSystemGetNVMLVersion)
-        return version
+    def versions(self) -> tuple[str, str]:
+        """Return the versions of the driver and of its library, such as 580.159.04 and 13.580.159.04; empty if unknown.
+
+        Raises DriverError.
+        """
+        return ask(pynvml.nvmlSystemGetDriverVersion) or "", ask(pynvml.nvmlSystemGetNVMLVersion) or ""
 
     def xid_events(self) -> XidEvents:
         """Create an event set. Raises DriverError."""
