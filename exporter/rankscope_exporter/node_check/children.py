@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -16,7 +17,8 @@ from typing import Any
 
 LINES_LIMIT = 100_000
 END_WITHIN = 0.2  # seconds for the end after SIGKILL; eight GPUs may all be stuck
-ERROR_LIMIT = 2000  # bytes at the end of the standard error
+ERROR_LIMIT = 8000  # bytes at the end of the standard error
+ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 
 
 class Child:
@@ -67,11 +69,12 @@ class Child:
 
     @property
     def error(self) -> str:
-        """Return the last line of its standard error."""
+        """Return the last line of its standard error that names an error, or the last line."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - ERROR_LIMIT))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        named = [line for line in lines if ERROR.match(line)]  # torch adds lines of advice to an error of CUDA
+        return (named or lines or [""])[-1].strip()
 
     def kill(self) -> None:
         """Kill the process and its session, without waiting for its end."""

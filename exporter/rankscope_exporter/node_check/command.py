@@ -38,7 +38,14 @@ VARIABLES = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TORCH_DEVICE_BACKEND_AUTOLOAD":
 UNSET = ("RANKSCOPE", "CUDA_LAUNCH_BLOCKING")
 READER = (sys.executable, "-m", "rankscope_exporter.node_check.reader")
 LOAD = Path(__file__).with_name("load.py")
-IMPORTING = "importing torch"
+HANGS_AFTER = 15.0
+"""Seconds of one stage, most of which take a few: before, a load may be late because importing torch was slow."""
+BEFORE_CUDA = ("starting Python", "importing torch")
+NOT_OF_GPU = (
+    *("driver", "not compiled", "no kernel image", "no cuda gpus", "compatib", "out of memory", "alloc_failed"),
+    *("cublas_status_not_initialized", "busy or unavailable", "memoryerror"),
+)
+"""Parts of error messages, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -174,28 +181,24 @@ def read_load(child: Child) -> Load:
     rates = [line for line in lines if "rate" in line]
     load = Load({rate["rate"]: rate["value"] for rate in rates}, [(rate["began"], rate["ended"]) for rate in rates])
     not_run = next((line["not_run"] for line in lines if "not_run" in line), "")
-    stage = next((line["stage"] for line in reversed(lines) if "stage" in line), "")
     if status == 0 or not_run:
         return replace(load, not_run=str(not_run))
-    why = f"no end within {LOAD_WITHIN:.0f} s" if status is None else f"{child.error or f'exit status {status}'}"
-    if stage in ("", IMPORTING) or is_of_torch(why):
-        return replace(load, not_run=f"{stage or 'starting Python'}: {why}")
-    return replace(load, failure=f"{stage}: {why}")
+    began: dict[str, Any] = {"stage": "starting Python", "began": 0.0}
+    stage = next((line for line in reversed(lines) if "stage" in line), began)
+    if status is None:
+        lasted = time.monotonic() - stage["began"]
+        why, is_of_gpu = f"no end after {lasted:.0f} s", lasted >= HANGS_AFTER
+    else:
+        why = child.error or f"exit status {status}"
+        is_of_gpu = status > 0 and not is_of_torch(why)  # a signal may be that of the kernel, without memory
+    if stage["stage"] in BEFORE_CUDA or not is_of_gpu:
+        return replace(load, not_run=f"{stage['stage']}: {why}")
+    return replace(load, failure=f"{stage['stage']}: {why}")
 
 
 def is_of_torch(error: str) -> bool:
     """Return whether torch or the system is the reason, and not the GPU: such an error says nothing about it."""
-    lower = error.lower()
-    texts = (
-        "driver",
-        "not compiled",
-        "no kernel image",
-        "no cuda gpus",
-        "out of memory",
-        "killed",
-        "busy or unavailable",
-    )
-    return any(text in lower for text in texts)
+    return any(text in error.lower() for text in NOT_OF_GPU)
 
 
 def _assemble(facts: Facts, load: Load | None, reader: Child) -> Gpu:

@@ -17,7 +17,8 @@ ENOUGH_PEERS = 3
 OF_PEERS = {"sm_clock": 0.85, "matmul": 0.85, "memory_bandwidth": 0.9}
 """The least ratio of the median. Healthy GPUs of a model differ by 8% to 9% in a matrix product, because each has its
 own voltage and temperature (Sinha et al., "Not All GPUs Are Created Equal", SC22); in memory bandwidth by less."""
-OF_CLOCK_MAX = 0.85
+OF_CLOCK_MAX = 0.7
+"""The least ratio of the maximum clock, without peers. Boards of workstations stay a fifth below it."""
 OF_BUS = 0.6
 """The least ratio of the memory bus's bandwidth: a copy on an H200 reaches 0.85 (docs/measurements/gpu_check.md)."""
 SUSTAINED = 0.5  # share of the samples under load: clocks change for a moment when a load begins

@@ -2,13 +2,16 @@
 
     python load.py SECONDS
 
-Checks the first GPU of CUDA_VISIBLE_DEVICES. Prints lines of JSON: `stage` before each step, so that a hang has a
-place; `rate` with its name, value, begin and end by the monotonic clock; `not_run` if torch cannot use any GPU.
+Checks the first GPU of CUDA_VISIBLE_DEVICES. Prints lines of JSON: `stage` with its begin before each step, so that a
+hang has a place; `rate` with its name, value, begin and end; `not_run` if torch cannot use any GPU. Times are of the
+monotonic clock. Ends with the process that has started it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +20,7 @@ from typing import Any
 SIZE = 8192  # rows of the square matrices: large enough to keep all SMs of present GPUs busy
 CHUNK = 2**30  # bytes of a copy: much more than the caches of present GPUs
 SHARE = 1 / 8  # of the free memory that one buffer may take
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>: the signal at the end of the parent
 AT_ONCE = 8  # pieces of work between two synchronizations
 
 
@@ -25,9 +29,14 @@ def emit(**value: object) -> None:
     print(json.dumps(value), flush=True)  # noqa: T201 - for the process that has started this one
 
 
+def begin(stage: str) -> None:
+    """Print that a stage begins."""
+    emit(stage=stage, began=time.monotonic())
+
+
 def main(seconds: float) -> None:
     """Measure for about this long. An error of CUDA is raised, and its last line is the reason."""
-    emit(stage="importing torch")
+    begin("importing torch")
     try:
         import torch
     except ImportError as error:
@@ -36,14 +45,14 @@ def main(seconds: float) -> None:
     if torch.version.cuda is None:
         emit(not_run=f"torch {torch.__version__} has no CUDA")
         return
-    emit(stage="initializing CUDA")
+    begin("initializing CUDA")
     major, _ = torch.cuda.get_device_capability(0)
     kind = torch.bfloat16 if major >= 8 else torch.float16
     free, _ = torch.cuda.mem_get_info(0)
-    emit(stage="allocating memory")
+    begin("allocating memory")
     works = make_works(torch, "cuda", kind, min(CHUNK, int(SHARE * free)), SIZE)
     for name, (share, work, amount) in works.items():
-        emit(stage=name)
+        begin(name)
         measure(name, share * seconds, work, amount, torch.cuda.synchronize)
 
 
@@ -80,5 +89,6 @@ def measure(
 
 
 if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.pop(0)  # this folder, whose modules torch must not import
     main(float(sys.argv[1]))

@@ -74,6 +74,8 @@ def read_facts(device: Device) -> Facts:
     configured, repairs = _known(partial(modes.modes, device)), _known(partial(health.repairs, device))
     registration = _known(partial(modes.fabric, device))
     link, memory = _known(partial(links.pcie_link_max, device)), _known(device.memory)
+    # With a process in the list, such as a display's, no memory belongs to one that is not visible.
+    used = memory.used if memory and memory.reserved is not None and not _known(device.processes) else None
     limits, thresholds = _known(device.power_limits), _known(partial(temperature.thresholds, device))
     return Facts(
         index=device.index,
@@ -98,7 +100,7 @@ def read_facts(device: Device) -> Facts:
         is_remapping_failed=repairs.remapping_failed if repairs else None,
         is_retirement_pending=repairs.retirement_pending if repairs else None,
         retired_pages=_sum(repairs.retired_pages.values()) if repairs else None,
-        memory_used=memory.used if memory and memory.reserved is not None else None,
+        memory_used=used,
         pids=_known(partial(_working, device)),
     )
 

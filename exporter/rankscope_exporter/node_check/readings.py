@@ -44,7 +44,7 @@ class Facts:
     is_retirement_pending: float | None = None
     retired_pages: float | None = None
     memory_used: float | None = None
-    """Bytes, without those that the driver reserves."""
+    """Bytes, without those that the driver reserves; None if a process is listed to which they may belong."""
     pids: Sequence[int] | None = None
     """Processes with a compute context."""
 

@@ -36,6 +36,9 @@ FAULTS = {
 """By GPU of a scenario; all others are healthy."""
 
 
+ECC = r"torch.AcceleratorError: CUDA error: uncorrectable ECC error\nCompile with TORCH_USE_CUDA_DSA to enable it.\n"
+
+
 @pytest.fixture(autouse=True)
 def _healthy_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the machine that runs the tests, whose clock or ports may have a fault."""
@@ -100,7 +103,8 @@ def fake_python(directory: Path, behavior: str) -> str:
     """Write an interpreter that behaves so for the GPU `$CUDA_VISIBLE_DEVICES`, instead of the load."""
     path = directory / "python"
     rates = """echo '{"rate": "matmul", "value": 1e15, "began": 1, "ended": 2}'"""
-    path.write_text(f'#!/bin/sh\nstage() {{ echo "{{\\"stage\\": \\"$1\\"}}"; }}\nrates() {{ {rates}; }}\n{behavior}\n')
+    stage = """echo "{\\"stage\\": \\"$1\\", \\"began\\": $(cut -d' ' -f1 /proc/uptime)}\""""
+    path.write_text(f"#!/bin/sh\nstage() {{ {stage}; }}\nrates() {{ {rates}; }}\n{behavior}\n")
     path.chmod(0o755)
     return str(path)
 
@@ -116,10 +120,20 @@ def test_a_load_that_hangs_on_one_gpu_fails_there_and_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "LOAD_WITHIN", 3.0)
+    monkeypatch.setattr(command, "HANGS_AFTER", 1.0)
     hang = "case $CUDA_VISIBLE_DEVICES in *1) trap '' TERM; sleep 1000;; *) rates;; esac"
     found = loads(tmp_path, f"stage 'importing torch'; stage matmul; {hang}")
-    assert found[1] == ("failed", "matmul: no end within 3 s")
+    assert found[1][0] == "failed"
+    assert found[1][1].startswith("matmul: no end after")
     assert found[0][0] == found[2][0] == "ok"
+
+
+def test_a_load_that_is_late_because_torch_was_slow_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "LOAD_WITHIN", 2.0)
+    found = loads(tmp_path, "stage 'importing torch'; stage matmul; sleep 1000")
+    assert {outcome for outcome, _ in found.values()} == {"not_run"}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +147,8 @@ def test_a_load_that_hangs_on_one_gpu_fails_there_and_delays_no_other(
             "failed",
             "uncorrectable",
         ),
+        (f"stage matmul; printf '{ECC}' >&2; exit 1", "failed", "matmul: torch.AcceleratorError: CUDA error: unc"),
+        ("stage matmul; kill -9 $$", "not_run", "exit status -9"),
         ("stage matmul; echo 'the NVIDIA driver on your system is too old' >&2; exit 1", "not_run", "too old"),
         ("stage matmul; echo 'torch.OutOfMemoryError: CUDA out of memory' >&2; exit 1", "not_run", "out of memory"),
     ],
