@@ -17,8 +17,14 @@ DEVICE = "cpu" if IS_DRY else "cuda"
 SHORTER = 0.1
 SCENARIO = {"gpus": 1, "timeline": {0: [{"at": 0, "busy": 0.5}]}}
 NVIDIA_SMI = """#!/bin/sh
-echo '<nvidia_smi_log><driver_version>simulated</driver_version><gpu id="0"><product_name>Dry run</product_name>'
-echo '</gpu></nvidia_smi_log>'
+cat <<END
+<nvidia_smi_log>
+<driver_version>simulated</driver_version>
+<gpu id="0">
+<product_name>Dry run</product_name>
+</gpu>
+</nvidia_smi_log>
+END
 """
 
 

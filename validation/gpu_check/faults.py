@@ -199,9 +199,9 @@ class Run:
                 f"{self.name}: throttling", ok_if(ratio <= THROTTLING_MOST), f"{ratio:.1%}", f"{THROTTLING_MOST:.0%}"
             )
 
-    def steps(self) -> int | None:
-        """Return the steps that the training has counted itself; None if it failed."""
-        lines = self.output(0).read_text(errors="replace").splitlines()
+    def steps(self, rank: int = 0) -> int | None:
+        """Return the steps that a rank has counted itself; None if it failed."""
+        lines = self.output(rank).read_text(errors="replace").splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith("steps ")), None)
 
     def _ended(self) -> Check:

@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from validation.gpu_check.dry_run import shortened
+from validation.gpu_check.dry_run import IS_DRY, shortened
 
 import rankscope
 
 VOCABULARY = 32_000
 LATE = 0.04  # seconds by which the slow rank is late in each step
 BEFORE = shortened(5.0)  # seconds of healthy steps before a crash or a hang
-SPIN = shortened(40.0)  # seconds
+SPIN = 12.0 if IS_DRY else 40.0  # seconds, in which a capture starts and ends
 WARM_UP = 5  # steps, which may compile and capture
 
 
