@@ -164,15 +164,20 @@ def _run_loads(request: CheckRequest, reader: Child, gpus: Sequence[Facts]) -> d
         found = {load["gpu"]: load for load in _of_kind(reader, "load")}
         return shared | used | {i: Load(load["rates"], [(b, e) for b, e in load["spans"]]) for i, load in found.items()}
     with ExitStack() as stack:
-        children = {gpu.index: stack.enter_context(running(_start_load(request, gpu))) for gpu in free}
+        names = {gpu.index: gpu.uuid for gpu in gpus if [one.uuid for one in gpus].count(gpu.uuid) == 1}
+        children = {
+            # A driver on some virtual machines gives several GPUs one UUID.
+            gpu.index: stack.enter_context(running(_start_load(request, names.get(gpu.index) or str(gpu.index))))
+            for gpu in free
+        }
         for child in children.values():
             child.wait(until)
         return shared | used | {index: read_load(child) for index, child in children.items()}
 
 
-def _start_load(request: CheckRequest, gpu: Facts) -> Child:
+def _start_load(request: CheckRequest, gpu: str) -> Child:
     command = [request.python or sys.executable, str(LOAD), str(LOAD_FOR)]
-    return Child(command, {**VARIABLES, "CUDA_VISIBLE_DEVICES": gpu.uuid or str(gpu.index)}, UNSET)
+    return Child(command, {**VARIABLES, "CUDA_VISIBLE_DEVICES": gpu}, UNSET)
 
 
 def read_load(child: Child) -> Load:

@@ -176,8 +176,8 @@ def _pcie(gpu: Gpu, peers: Sequence[Gpu]) -> Found:
 
 def _nvlink(gpu: Gpu, peers: Sequence[Gpu]) -> Found:
     links, most = gpu.facts.nvlinks, max(sum(peer.facts.nvlinks) for peer in peers)
-    if not links:
-        return "not_run", "the GPU has no NVLink", "", ""
+    if not links or gpu.facts.is_mig:  # with MIG, NVLink is not used
+        return "not_run", "MIG is enabled" if links else "the GPU has no NVLink", "", ""
     # Each link of a GPU in an NVSwitch fabric is used; without one, a bridge may use a part of them.
     expected = len(links) if gpu.facts.fabric else most
     down = ", ".join(str(index) for index, is_up in enumerate(links) if not is_up)
@@ -187,8 +187,8 @@ def _nvlink(gpu: Gpu, peers: Sequence[Gpu]) -> Found:
 
 
 def _fabric(gpu: Gpu, _: Sequence[Gpu]) -> Found:
-    if not gpu.facts.fabric:
-        return "not_run", "the GPU is in no NVSwitch fabric", "", ""
+    if not gpu.facts.fabric or gpu.facts.is_mig:
+        return "not_run", "MIG is enabled" if gpu.facts.fabric else "the GPU is in no NVSwitch fabric", "", ""
     state, status = gpu.facts.fabric
     if (state, status) == ("completed", "success"):
         return "ok", state, "", ""

@@ -28,7 +28,7 @@ DESCRIPTORS = 1024  # Linux's default: whoever set less did not think of trainin
 LOCKED = 64 * 2**20  # bytes: Linux's default is 8 MiB; NCCL registers more with an adapter
 DISK_FAILS, DISK_WARNS = 100 * 2**20, 2**30  # bytes
 ENOUGH_UP = 3
-"""Ports of a kind that must be up before one that is down is a fault: many nodes have ports without a cable."""
+"""Ports of a kind, and most of them, that must be up before one that is down counts: many ports have no cable."""
 CAP_IPC_LOCK = 14
 STA_UNSYNC = 0x40
 
@@ -76,7 +76,7 @@ def check_host(host: Host, ranks: int, workers: int | None) -> Iterator[Result]:
     yield _locked_memory(host)
     yield _clock(host)
     yield _disk(host)
-    yield from _ports({**host.interfaces, **host.adapters})
+    yield from _ports(host.adapters, host.interfaces)
 
 
 def _shared_memory(host: Host, ranks: int, workers: int) -> Result:
@@ -133,27 +133,37 @@ def _disk(host: Host) -> Result:
     return Result("temporary_files", outcome, measured, f"at least {size(DISK_WARNS)}", "Remove files there")
 
 
-def _ports(ports: Ports) -> Iterator[Result]:
-    """Compare each port with those of the same kind: one that alone is down or slower is a fault."""
+def _ports(adapters: Ports, interfaces: Ports) -> Iterator[Result]:
+    """Compare each port with those of the same kind."""
     kinds: dict[str, dict[str, PortReading]] = defaultdict(dict)
-    for name, port in ports.items():
+    for name, port in {**interfaces, **adapters}.items():
         if port.is_up is not None:
             kinds[port.kind][name] = port
     if not kinds:
         yield Result("ports", "not_run", "no network port is visible")
     for kind in kinds.values():
-        up = {name: port for name, port in kind.items() if port.is_up}
-        rates = [port.rate for port in up.values() if port.rate is not None]
-        advice = "Check cable, transceiver and switch port"
-        for name, port in kind.items():
-            if not port.is_up and len(up) >= ENOUGH_UP and len(up) > len(kind) / 2:
-                expected = f"up, as {len(up)} of {len(kind)} ports of its kind"
-                yield Result("ports", "failed", f"{name} is down", expected, advice)
-            elif port.is_up and port.rate is not None and len(rates) > ENOUGH_UP and port.rate < median(rates):
-                usual = f"{_rate(median(rates))}, as most ports of its kind"
-                yield Result("ports", "failed", f"{name} runs at {_rate(port.rate)}", usual, advice)
-            else:
-                yield Result("ports", "ok" if port.is_up else "not_run", f"{name} is {'up' if port.is_up else 'down'}")
+        for name in kind:
+            yield _port(name, kind, is_adapter=name in adapters)
+
+
+def _port(name: str, kind: Mapping[str, PortReading], *, is_adapter: bool) -> Result:
+    """Compare a port with the others. One that had a link, or an adapter that alone has none, is broken.
+
+    Others may have no cable, and a slower one may be for storage.
+    """
+    port, up = kind[name], [other for other in kind.values() if other.is_up]
+    advice = "Check cable, transceiver and switch port"
+    if len(up) < ENOUGH_UP or len(up) * 2 <= len(kind):
+        return Result("ports", "ok" if port.is_up else "not_run", f"{name} is {'up' if port.is_up else 'down'}")
+    if not port.is_up:
+        is_alone = is_adapter and len(up) == len(kind) - 1
+        outcome: Outcome = "failed" if port.link_downs or is_alone else "warning" if is_adapter else "not_run"
+        return Result("ports", outcome, f"{name} is down", f"up, as {len(up)} of {len(kind)} ports of its kind", advice)
+    usual = median(other.rate for other in up if other.rate is not None) if port.rate is not None else None
+    if usual is not None and port.rate is not None and port.rate < usual:
+        expected = f"{_rate(usual)}, as most ports of its kind"
+        return Result("ports", "warning", f"{name} runs at {_rate(port.rate)}", expected, advice)
+    return Result("ports", "ok", f"{name} is up")
 
 
 def _rate(bytes_per_second: float) -> str:

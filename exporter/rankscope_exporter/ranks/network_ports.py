@@ -66,14 +66,17 @@ def read_interfaces(sysfs: Path = SYSFS) -> Ports:
 
 
 def read_hardware_interfaces(sysfs: Path = SYSFS) -> Ports:
-    """Return whether the Ethernet interfaces that are hardware and enabled have a link, and its rate."""
+    """Return whether the Ethernet interfaces that are hardware and enabled have a link, its rate, and its losses."""
     found = {}
     for one in _entries(sysfs / "class/net")[:PORTS_LIMIT]:
         flags, state = _text(one / "flags") or "0x0", _text(one / "operstate")
         if (one / "device").exists() and int(flags, 16) & IS_ENABLED and state in ("up", "down"):
             kind = f"{_text(one / 'device/vendor')} {_text(one / 'device/device')}"
             speed = _number(one / "speed")  # Mb/s
-            found[one.name] = PortReading(kind, state == "up", None if speed is None else speed * GIGABIT / 1000)
+            rate = None if speed is None else speed * GIGABIT / 1000
+            # The kernel counts from the driver's start, when there is no link yet.
+            downs = _number(one / "carrier_down_count") if _number(one / "carrier_up_count") else 0.0
+            found[one.name] = PortReading(kind, state == "up", rate, link_downs=downs)
     return found
 
 

@@ -252,6 +252,24 @@ def test_a_broken_reader_says_nothing_about_the_node(monkeypatch: pytest.MonkeyP
     assert next(r.measured for r in results if r.check == "driver") == "reading failed: no module"
 
 
+@pytest.mark.parametrize(
+    ("driver", "outcome"),
+    [
+        ({"error": "Driver/library version mismatch", "is_mismatch": True}, "failed"),
+        ({"error": "Shared Library Not Found", "is_mismatch": False}, "not_run"),
+        ({"count": 0, "version": "580.159.04", "library": "13.580.159.04"}, "ok"),
+        ({"count": 0, "version": "580.159.04", "library": "13.575.51"}, "warning"),
+    ],
+)
+def test_library_and_kernel_module_must_be_of_one_version(
+    monkeypatch: pytest.MonkeyPatch, driver: object, outcome: str
+) -> None:
+    monkeypatch.setattr(command, "READER", (sys.executable, "-c", f"print({json.dumps({'driver': driver})!r})"))
+    results, count = check(CheckRequest(gpus="all"), {})
+    assert [(result.check, result.outcome) for result in results[:1]] == [("driver", outcome)]
+    assert count == 0
+
+
 def test_the_load_says_that_this_torch_has_no_cuda() -> None:
     ran = subprocess.run([sys.executable, load.__file__, "1"], capture_output=True, text=True, check=True, cwd="/")
     assert f"torch {torch.__version__} has no CUDA" in ran.stdout

@@ -63,44 +63,60 @@ def test_a_full_disk_fails(free: int, inodes: int, outcome: str) -> None:
     assert found(host(disk=("/scratch", free, inodes)))["temporary_files"].outcome == outcome
 
 
-def ports_of(root: Path) -> dict[str, Result]:
+def outcomes_of(root: Path) -> list[tuple[str, str]]:
+    """Return outcome and text of the ports that are neither ok nor not run."""
     one = read_host({}, root)
-    return found(host(adapters=one.adapters, interfaces=one.interfaces))
+    results = check_host(host(adapters=one.adapters, interfaces=one.interfaces), 8, None)
+    wrong = [r for r in results if r.check == "ports" and r.outcome not in ("ok", "not_run")]
+    return [(result.outcome, result.measured) for result in wrong]
 
 
-def test_a_port_that_alone_is_down_or_slow_fails(tmp_path: Path) -> None:
+def test_an_adapter_that_alone_is_down_fails(tmp_path: Path) -> None:
     for number in range(7):
         port(tmp_path, f"mlx5_{number}")
-    assert ports_of(tmp_path) == {}
+    assert outcomes_of(tmp_path) == []
     port(tmp_path, "mlx5_7", state="1: DOWN")
-    assert ports_of(tmp_path)["ports"].measured == "mlx5_7 is down"
+    assert outcomes_of(tmp_path) == [("failed", "mlx5_7 is down")]
+
+
+def test_of_several_that_are_down_those_fail_that_had_a_link(tmp_path: Path) -> None:
+    for number in range(6):
+        port(tmp_path, f"mlx5_{number}")
+    port(tmp_path, "mlx5_6", state="1: DOWN", downs=1)
+    port(tmp_path, "mlx5_7", state="1: DOWN")
+    assert outcomes_of(tmp_path) == [("failed", "mlx5_6 is down"), ("warning", "mlx5_7 is down")]
+
+
+def test_an_adapter_that_is_slower_than_the_others_warns(tmp_path: Path) -> None:
+    for number in range(7):
+        port(tmp_path, f"mlx5_{number}")
     port(tmp_path, "mlx5_7", rate="100 Gb/sec (1X NDR)")
-    assert ports_of(tmp_path)["ports"].measured == "mlx5_7 runs at 100 Gb/s"
+    assert outcomes_of(tmp_path) == [("warning", "mlx5_7 runs at 100 Gb/s")]
 
 
 def test_a_port_without_a_cable_next_to_one_with_a_cable_is_no_fault(tmp_path: Path) -> None:
     port(tmp_path, "mlx5_0")
     port(tmp_path, "mlx5_1", state="1: DOWN")
-    assert ports_of(tmp_path) == {}
+    assert outcomes_of(tmp_path) == []
 
 
-def ethernet(root: Path, name: str, state: str, flags: str = "0x1003") -> None:
-    interface(root, name)
+def ethernet(root: Path, name: str, state: str, flags: str = "0x1003", links: int = 0) -> None:
+    interface(root, name, operstate=state)
     directory = root / "class/net" / name
-    write(directory / "operstate", state)
-    write(directory / "flags", flags)
-    (directory / "device").mkdir(exist_ok=True)
-    write(directory / "device/vendor", "0x1ae0")
-    write(directory / "device/device", "0x0042")
+    files = {"flags": flags, "carrier_up_count": links, "carrier_down_count": links + 1}
+    for file, text in {**files, "device/vendor": "0x1ae0", "device/device": "0x0042"}.items():
+        write(directory / file, text)
 
 
-def test_an_enabled_interface_that_alone_has_no_link_fails(tmp_path: Path) -> None:
+def test_an_interface_that_had_a_link_fails_without_it(tmp_path: Path) -> None:
     for number in range(4):
-        ethernet(tmp_path, f"eth{number}", "up")
+        ethernet(tmp_path, f"eth{number}", "up", links=1)
     ethernet(tmp_path, "eth4", "down", flags="0x1002")  # an administrator has not enabled it
-    assert ports_of(tmp_path) == {}
-    ethernet(tmp_path, "eth4", "down")
-    assert ports_of(tmp_path)["ports"].measured == "eth4 is down"
+    assert outcomes_of(tmp_path) == []
+    ethernet(tmp_path, "eth4", "down")  # without a cable
+    assert outcomes_of(tmp_path) == []
+    ethernet(tmp_path, "eth4", "down", links=1)
+    assert outcomes_of(tmp_path) == [("failed", "eth4 is down")]
 
 
 def test_this_node_is_read(tmp_path: Path) -> None:
