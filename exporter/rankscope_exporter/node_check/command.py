@@ -23,7 +23,7 @@ from rankscope_exporter.node_check.gpu_checks import check_gpus, in_use
 from rankscope_exporter.node_check.host_checks import check_host, read_host
 from rankscope_exporter.node_check.kernel_log import check_log, read_xids
 from rankscope_exporter.node_check.readings import Facts, Gpu, Load, Sample
-from rankscope_exporter.node_check.result import Result
+from rankscope_exporter.node_check.result import LABELS, Result
 from rankscope_exporter.node_check.selection import SelectionError, select, wanted
 
 OK, FAILED, UNUSABLE, IN_USE = 0, 1, 2, 3
@@ -262,6 +262,6 @@ def _json(results: Sequence[Result], count: int, status: int, seconds: float) ->
         "exit_status": status,
         "gpus": count,
         "seconds": round(seconds, 1),
-        "results": [asdict(result) for result in results],
+        "results": [asdict(r if r.outcome in LABELS else replace(r, advice="")) for r in results],
     }
     yield json.dumps(value)

@@ -21,7 +21,7 @@ SIZE = 8192  # rows of the square matrices: large enough to keep all SMs of pres
 CHUNK = 2**30  # bytes of a copy: much more than the caches of present GPUs
 SHARE = 1 / 8  # of the free memory that one buffer may take
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>: the signal at the end of the parent
-AT_ONCE = 8  # pieces of work between two synchronizations
+AT_ONCE = 4  # pieces of work between two synchronizations
 
 
 def emit(**value: object) -> None:
@@ -47,7 +47,7 @@ def main(seconds: float) -> None:
         return
     begin("initializing CUDA")
     major, _ = torch.cuda.get_device_capability(0)
-    kind = torch.bfloat16 if major >= 8 else torch.float16
+    kind = torch.bfloat16 if major >= 8 else torch.float16 if major == 7 else torch.float32  # as tensor cores have it
     free, _ = torch.cuda.mem_get_info(0)
     begin("allocating memory")
     works = make_works(torch, "cuda", kind, min(CHUNK, int(SHARE * free)), SIZE)

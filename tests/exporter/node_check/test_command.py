@@ -228,6 +228,7 @@ def test_json_has_every_check_on_one_line(tmp_path: Path, capsys: pytest.Capture
     value = json.loads(line)
     assert (value["exit_status"], value["gpus"]) == (1, 3)
     assert [r["check"] for r in value["results"] if r["outcome"] == "failed"] == ["row_remapping"]
+    assert [r["check"] for r in value["results"] if r["advice"]] == ["row_remapping"]
 
 
 @pytest.mark.parametrize("arguments", [["--gpus=first"], ["--simulate=/nowhere"], ["--simulate=0"]])
