@@ -15,6 +15,7 @@ from statistics import median
 from rankscope.record.quantities import count, size
 from rankscope_exporter.diagnosis.ports import PortReading, Ports
 from rankscope_exporter.node_check.result import Outcome, Result
+from rankscope_exporter.node_check.selection import is_slurm_prolog
 from rankscope_exporter.ranks.network_ports import SYSFS, read_adapters, read_hardware_interfaces
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - read only
@@ -65,7 +66,7 @@ def read_host(environ: Mapping[str, str] = os.environ, sysfs: Path = SYSFS, shm:
         disk=(directory, *disk) if disk else None,
         adapters=read_adapters(sysfs),
         interfaces=read_hardware_interfaces(sysfs),
-        is_prolog="SLURM_SCRIPT_CONTEXT" in environ,
+        is_prolog=is_slurm_prolog(environ),
     )
 
 

@@ -20,12 +20,17 @@ def wanted(option: str | None, environ: Mapping[str, str]) -> tuple[str, Sequenc
     if option is not None:
         return "--gpus", None if option == "all" else _valid("--gpus", _names(option))
     visible, of_job = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("SLURM_JOB_GPUS")
-    is_prolog = environ.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
+    is_prolog = is_slurm_prolog(environ)
     if is_prolog and of_job is not None and "-" not in (visible or "").replace("-1", ""):
         return "SLURM_JOB_GPUS", _valid("SLURM_JOB_GPUS", _names(of_job))
     if visible is not None:
         return "CUDA_VISIBLE_DEVICES", _until_invalid(_names(visible))
     return ("this job", ()) if is_prolog else ("", None)
+
+
+def is_slurm_prolog(environ: Mapping[str, str]) -> bool:
+    """Return whether this is slurmd's prolog, which is not part of the job. A task prolog is."""
+    return environ.get("SLURM_SCRIPT_CONTEXT") == "prolog_slurmd"
 
 
 def select(names: Sequence[str] | None, gpus: Sequence[Facts]) -> tuple[list[Facts], list[str]]:

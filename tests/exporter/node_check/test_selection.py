@@ -46,7 +46,8 @@ def test_a_prolog_uses_the_node_s_numbers_and_checks_no_gpu_without_any() -> Non
 
 
 def test_in_a_job_its_own_numbers_count() -> None:
-    assert selected(SLURM_JOB_ID="7", SLURM_JOB_GPUS="2,3", CUDA_VISIBLE_DEVICES="0,1") == ([0, 1], [])
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert selected(**job) == selected(**job, SLURM_SCRIPT_CONTEXT="prolog_task") == ([0, 1], [])
 
 
 def test_a_mig_device_selects_its_gpu() -> None:
