@@ -78,6 +78,27 @@ def report(options: argparse.Namespace) -> int:
     )
 
 
+def check_node(options: argparse.Namespace) -> int:
+    """Check the node's GPUs and limits, and print what is wrong. Returns the exit status."""
+    if absent := missing(("pynvml", "yaml") if options.simulate else ("pynvml",)):
+        text = f"rankscope check-node: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"
+        print(text, file=sys.stderr)  # noqa: T201 - a command
+        return 2
+    from rankscope_exporter.node_check.command import CheckRequest
+    from rankscope_exporter.node_check.command import show as show_check
+
+    return show_check(
+        CheckRequest(
+            gpus=options.gpus,
+            python=options.python,
+            workers=options.workers,
+            simulate=options.simulate,
+            is_strict=options.strict,
+            is_json=options.json,
+        )
+    )
+
+
 def missing(names: Sequence[str], find: Callable[[str], object] = importlib.util.find_spec) -> Sequence[str]:
     """Return the packages that cannot be imported."""
     return [name for name in names if find(name) is None]
