@@ -136,19 +136,23 @@ def findings_table(info: str, alerts: str, *, has_runs: bool = False) -> Panel:
     others = f"max by (alertname, severity, run, owner, rank, gpu, instance) (time() - ({alerts}))"
     for label in ("summary", "runbook"):
         others = f'label_replace({others}, "{label}", "$1", "alertname", "(.*)")'
+    # A finding about several ranks, such as `4-7`, leads to the panels of all ranks.
+    all_ranks = f'label_replace({findings} or {others}, "panels", "All", "", "")'
+    rows = f'label_replace({all_ranks}, "panels", "$1", "rank", "([0-9]+)")'
     run, owner = (cell("Run"), cell("Owner")) if has_runs else (THIS_RUN["run"], THIS_RUN["owner"])
     runs = [Column("run", "Run", link=run_link(run, owner)), Column("owner", "Owner", hidden=True)]
     return table_of(
         "Findings and alerts",
         "What is wrong now: the findings of the diagnosis in the words of their notifications, and the alerts about "
         "GPUs and exporters. A rank leads to its panels, a GPU to its node, and a runbook says what to do.",
-        [Query(f"{findings} or {others}")],
+        [Query(rows)],
         [
             Column("severity", "Severity", names=SEVERITIES, width=95),
             Column("A", "For", "s", width=85),
             Column("summary", "What is wrong", texts=ALERT_TEXTS, wrap=True),
             *(runs if has_runs else ()),
-            Column("rank", "Rank", link=rank_link("${__value.raw}", run, owner), width=75),
+            Column("rank", "Rank", link=rank_link(cell("Panels"), run, owner), width=75),
+            Column("panels", "Panels", hidden=True),
             Column("gpu", "GPU", link=node_link(cell("Exporter")), width=70),
             Column("instance", "Exporter", hidden=True),
             Column("advice", "First step", wrap=True),

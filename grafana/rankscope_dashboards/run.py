@@ -24,6 +24,9 @@ from rankscope_dashboards.waiting import WAITING
 from rankscope_exporter.report.colors import CAUSE_COLORS, NEUTRAL, PHASE_COLORS
 
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
+OF_GPUS = firing('uuid!="",run=""')
+ALERTS = f"{firing(RUN_ONLY)} or ({OF_GPUS} and on (uuid) rankscope_rank_info{{{RUN_ONLY}}})"
+"""The alerts about the run, and about the GPUs of its ranks."""
 DEVICE_STEPS = f"rate(rankscope_rank_device_steps_total{{{RUN_ONLY}}}[$__rate_interval])"
 MEASURED = f'label_replace({DEVICE_STEPS} > 0, "clock", "device", "", "")'
 NOT_MEASURED = f'label_replace({LIVE_RANKS}, "clock", "host", "", "")'
@@ -82,7 +85,7 @@ OVERVIEW = Row(
     "Is anything wrong? Which rank, and why?",
     (
         VERDICT,
-        findings_table(f"rankscope_finding_info{{{RUN_ONLY}}}", firing(RUN_ONLY)),
+        findings_table(f"rankscope_finding_info{{{RUN_ONLY}}}", ALERTS),
         *TILES,
     ),
 )

@@ -182,6 +182,7 @@ RUNS = {
     "no-straggler": diagnosed(life()),
     "no-step": diagnosed(life(moves_until=NOW - 1500)),
     "one-slow-rank": diagnosed(life(), "straggler", SLOW, 0.3, says=LATE),
+    "two-slow-ranks": diagnosed(life(), "straggler", ',rank="0-1",cause="data_wait"', 0.3, says=LATE),
     "slow-rank-zero": diagnosed(life(), "straggler", ',rank="0",cause="other"', 0.3, says="Rank 0 slows down run x"),
     "a-rotating-straggler": diagnosed(life(), "rotating_straggler", ',cause="gc"', 0.2, says=IN_TURN),
     "two-findings": {
@@ -210,6 +211,7 @@ VERDICTS = {
     "crashed-ahead": f"CRASHED 5 min{LOST}",
     "no-straggler": "RUNNING: no problem found, 2 ranks alive",
     "one-slow-rank": f"WARNING for 40 min: {LATE}",
+    "two-slow-ranks": f"WARNING for 40 min: {LATE}",
     "slow-rank-zero": "WARNING for 40 min: Rank 0 slows down run x",
     "a-rotating-straggler": f"WARNING for 40 min: {IN_TURN}",
     "two-findings": f"WARNING for 40 min: {LATE}",
@@ -239,7 +241,7 @@ def series(name: str, run: Run) -> Iterator[dict[str, str]]:
     for start, values in run.items():
         labels = ['job="exporters"']
         labels += [f'instance="{name}"'] * ("instance=" not in start)
-        labels += [f'run="{name}"'] * (not start.startswith("rankscope_exporter"))
+        labels += [f'run="{name}"'] * (",run=" not in start and not start.startswith("rankscope_exporter"))
         yield {
             "series": f"{start}{'' if start.endswith('{') else ','}{','.join(labels)}}}",
             "values": notation(values),
@@ -287,6 +289,7 @@ def test_every_verdict_has_a_color() -> None:
 def finding(run: str, kind: str, rank: str, says: str, runbook: str = "") -> str:
     labels = {"run": run, "kind": kind, "severity": "warning", "rank": rank, "at": f"{kind}/{rank}"}
     labels |= {"summary": says, "advice": ADVICE, "runbook": runbook or kind}
+    labels["panels"] = rank if rank.isdecimal() else "All"
     return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items() if value) + "}"
 
 
@@ -301,6 +304,7 @@ def test_the_table_has_one_line_for_each_finding_with_its_runbook(tmp_path: Path
             finding("two-findings", "straggler", "1", LATE): NOW,
             finding("two-findings", "rotating_straggler", "", IN_TURN): NOW,
         },
+        "two-slow-ranks": {finding("two-slow-ranks", "straggler", "0-1", LATE): NOW},
         "shown-twice": {finding("shown-twice", "straggler", "1", LATE): NOW},
     }
     assert promtool_error("Findings and alerts", expected, tmp_path) == ""
@@ -314,9 +318,28 @@ def test_a_firing_alert_that_is_no_finding_has_a_line_and_one_about_a_finding_ha
         alerts[f"ALERTS_FOR_STATE{{{labels}"] = always(NOW - 60)
     shown = (
         '{run="idle",severity="warning",rank="1",gpu="1",instance="idle",alertname="RankscopeGpuAllocatedIdle",'
-        'summary="RankscopeGpuAllocatedIdle",runbook="RankscopeGpuAllocatedIdle"}'
+        'summary="RankscopeGpuAllocatedIdle",runbook="RankscopeGpuAllocatedIdle",panels="1"}'
     )
     assert promtool_error("Findings and alerts", {"idle": {shown: 60.0}}, tmp_path, runs={"idle": alerts}) == ""
+
+
+def test_a_firing_alert_about_a_gpu_of_the_run_has_a_line(tmp_path: Path) -> None:
+    run: Run = {'rankscope_rank_info{rank="1",uuid="GPU-1"': always(1)}
+    run |= {
+        f'ALERTS{{alertstate="firing",alertname="RankscopeGpuLost",severity="critical",uuid="GPU-{gpu}",run=""': always(
+            1
+        )
+        for gpu in (1, 2)
+    }
+    run |= {
+        f'ALERTS_FOR_STATE{{alertname="RankscopeGpuLost",severity="critical",uuid="GPU-{gpu}",run=""': always(NOW - 60)
+        for gpu in (1, 2)
+    }
+    shown = (
+        '{severity="critical",instance="lost",alertname="RankscopeGpuLost",summary="RankscopeGpuLost",'
+        'runbook="RankscopeGpuLost",panels="All"}'
+    )
+    assert promtool_error("Findings and alerts", {"lost": {shown: 60.0}}, tmp_path, runs={"lost": run}) == ""
 
 
 def row(rank: int, name: str) -> str:

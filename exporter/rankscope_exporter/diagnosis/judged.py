@@ -66,6 +66,8 @@ class Judges:
         """The principals of the remembered and present runs, in the order in which they came."""
         self.judges: dict[Run, RunJudge] = {}
         self._seen: dict[Run, float] = {}
+        self._gpus: dict[Run, frozenset[str]] = {}
+        """The UUIDs of the ranks of each run when it was last judged: a GPU that is lost has been read before."""
         self._saved: dict[Run, tuple[Mapping[str, Any], float]] = {}
         """The saved state of runs that were not seen yet, and how old it was at the start."""
         self.started: float | None = None
@@ -94,12 +96,16 @@ class Judges:
         gpus = frozenset(known_gpus)
         self.started = at if self.started is None else self.started
         by_rank = {run: {one.rank: one for one in of_newest_start(ranks)} for run, ranks in readings.items()}
-        not_judged = {run: reason for run, ranks in by_rank.items() if (reason := reason_not_judged(ranks, gpus))}
+        not_judged = {}
+        for run, ranks in by_rank.items():
+            if reason := reason_not_judged(ranks, gpus | self._gpus.get(run, frozenset())):
+                not_judged[run] = reason
         not_judged |= self._beyond_limits(at, by_rank, [run for run in by_rank if run not in not_judged])
         verdicts = []
         for run, ranks in by_rank.items():
             if run not in not_judged:
                 self._seen[run] = at
+                self._gpus[run] = frozenset(one.uuid for one in ranks.values())
                 try:
                     with self._cpu_time.measured(run, len(ranks)):
                         verdicts.append(self._judge(run).update(at, ranks))
@@ -148,6 +154,7 @@ class Judges:
                 is_unseen = self._seen[run] < at
                 if is_unseen and (left < 0.0 or number >= REMEMBERED_LIMIT or at - self._seen[run] > FORGET_AFTER):
                     del self.judges[run], self._seen[run], needed[run]
+                    self._gpus.pop(run, None)
             of_owner = [run for run in by_owner[owner] if run in needed]
             total = sum(needed[run] for run in of_owner)
             for run in of_owner:

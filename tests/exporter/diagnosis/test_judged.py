@@ -19,7 +19,7 @@ from rankscope_exporter.diagnosis.judged import (
     Judges,
     Limits,
 )
-from rankscope_exporter.diagnosis.readings import Ending, RankReading, Run
+from rankscope_exporter.diagnosis.readings import Ending, GpuCounters, RankReading, Run
 
 GPUS = {f"GPU-{number}" for number in range(8)}
 
@@ -67,6 +67,26 @@ def test_a_run_that_grows_to_another_node_is_no_longer_judged() -> None:
     judges = Judges()
     assert judges.update(60.0, {RUN: readings()}, GPUS).verdicts
     assert judges.update(61.0, {RUN: readings(world_size=16)}, GPUS).not_judged == {RUN: "ranks_elsewhere"}
+
+
+def test_a_run_whose_gpu_is_lost_is_still_judged() -> None:
+    judges, lost = Judges(), GPUS - {"GPU-1"}
+    assert judges.update(60.0, {RUN: readings()}, lost).not_judged == {RUN: "gpus_unknown"}
+    assert judges.update(61.0, {RUN: readings()}, GPUS).verdicts
+    assert judges.update(62.0, {RUN: readings()}, lost).verdicts
+    moved = readings(uuid="GPU-of-another-machine")
+    assert judges.update(63.0, {RUN: moved}, lost).not_judged == {RUN: "gpus_unknown"}
+
+
+def test_a_hang_of_a_run_whose_gpu_is_lost_is_found() -> None:
+    judges, training = Judges(), Training(2)
+    for at, ranks in training.train(60, spend("backward", 0.1, 1)):
+        judges.update(at, {RUN: [*ranks.values()]}, GPUS)
+    stuck = [replace(one, gpu=None, counters=replace(one.counters, gpu=GpuCounters())) for one in ranks.values()]
+    for second in range(1, 400):
+        later = [replace(one, at=one.at + second) for one in stuck]
+        found = judges.update(at + second, {RUN: later}, GPUS - {"GPU-1"})
+    assert [finding.kind for finding in found.verdicts[0].findings] == ["hang"]
 
 
 def test_an_ended_rank_counts_as_shown_even_if_its_gpu_is_not_read() -> None:

@@ -85,8 +85,27 @@ def report(options: argparse.Namespace) -> int:
     )
 
 
-def _has_packages(command: str) -> bool:
-    if absent := missing(REQUIRED):
+def check_node(options: argparse.Namespace) -> int:
+    """Check the node's GPUs and limits, and print what is wrong. Returns the exit status."""
+    if not _has_packages("check-node", ("pynvml", "yaml") if options.simulate else ("pynvml",)):
+        return 2
+    from rankscope_exporter.node_check.command import CheckRequest
+    from rankscope_exporter.node_check.command import show as show_check
+
+    return show_check(
+        CheckRequest(
+            gpus=options.gpus,
+            python=options.python,
+            workers=options.workers,
+            simulate=options.simulate,
+            is_strict=options.strict,
+            is_json=options.json,
+        )
+    )
+
+
+def _has_packages(command: str, names: Sequence[str] = REQUIRED) -> bool:
+    if absent := missing(names):
         text = f"rankscope {command}: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"
         print(text, file=sys.stderr)  # noqa: T201 - a command
     return not absent
