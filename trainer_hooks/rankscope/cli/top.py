@@ -25,7 +25,7 @@ def show(
 
     It is 2 if a package is missing, or if nothing answers at the URLs.
     """
-    if not _has_packages("top"):
+    if not _has_packages("top", REQUIRED):
         return 2
     from rankscope_exporter.top.command import show as follow
     from rankscope_exporter.top.command import show_remote
@@ -37,7 +37,7 @@ def show(
 
 def stacks(urls: Sequence[str], headers: Sequence[str], run: str | None, rank: str | None) -> int:
     """Show where the ranks of a run stand on all nodes. Returns the exit status, 2 if a package is missing."""
-    if not _has_packages("stacks --all-nodes"):
+    if not _has_packages("stacks --all-nodes", REQUIRED):
         return 2
     from rankscope_exporter.top.stacks import show as show_stacks
 
@@ -104,7 +104,7 @@ def check_node(options: argparse.Namespace) -> int:
     )
 
 
-def _has_packages(command: str, names: Sequence[str] = REQUIRED) -> bool:
+def _has_packages(command: str, names: Sequence[str]) -> bool:
     if absent := missing(names):
         text = f"rankscope {command}: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"
         print(text, file=sys.stderr)  # noqa: T201 - a command
