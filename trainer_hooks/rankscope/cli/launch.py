@@ -168,7 +168,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="show a run on all nodes, from the exporters at --url (needs rankscope[top]): each must run with "
         "--web.enable-stacks, as root or as the job's user",
     )
-    _add_urls(stacks, "exporters to ask, or an analyzer that names them")
+    _add_urls(stacks, "exporters to ask, or an analyzer that names them,")
     _add_header(stacks)
     _add_explain(commands.add_parser("explain", help="explain why a run is slow", description=EXPLAIN_DESCRIPTION))
     _add_top(commands.add_parser("top", help="show what is wrong on this machine", description=TOP_DESCRIPTION))
