@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 # The report of gpu-check; change it if the working tree is read-only or temporary.
-REPORT ?= docs/measurements/gpu_check.json
+REPORT ?= docs/measurements/gpu_check_again.json
 BIN := .venv/bin
 PYTESTS = $(BIN)/python -m pytest
 # A worker takes a whole file, because its tests share fixtures. tests/conftest.py sorts the files: slow ones first.
@@ -143,8 +143,8 @@ measurements-archive: ## pack docs/measurements and the raw figures into dist/, 
 gpu-wheels: ## download the packages for gpu-check on a machine without a network, into .gpu-wheels (49 MiB)
 	@for version in 3.11 3.12 3.13; do $(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --platform=manylinux2014_x86_64 --python-version=$$version --requirement exporter/requirements.txt --dest .gpu-wheels/$$version || exit; done
 
-gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 15 minutes)
-	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
+gpu-check: ## measure on a real GPU what differed there and what no simulation shows (at most 10 minutes; DRY=1: without a GPU)
+	@$(PYTHON) -m validation.gpu_check $(if $(DRY),--dry-run,--json $(REPORT))
 
 release: $(RELEASE)/.installed venv helm ## build, compare and check every file of a release, into dist/ (BASE=debian: with a substitute base image; 15 minutes)
 	@PATH="$(CURDIR)/$(RELEASE):$$PATH" deploy/release.sh $(BASE)

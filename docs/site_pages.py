@@ -270,7 +270,7 @@ def _box(phase: str, left: float, top: float, width: float, height: float = BAR)
 
 def _flags() -> str:
     exporter = exporter_config.make_parser(registry.HELP, registry.OFF_BY_DEFAULT)
-    commands = re.findall(r"\w+", re.findall(r"\w+(?:\|\w+)+", _help(launch.make_parser()))[0])
+    commands = re.findall(r"[\w-]+(?:\|[\w-]+)+", _help(launch.make_parser()))[0].split("|")
     parts = ["# Command line", "## rankscope-exporter", _block(_help(exporter))]
     parts += ["## rankscope", _block(_help(launch.make_parser()))]
     for command in commands:

@@ -68,10 +68,11 @@ class Tables:
 def scenario_table(scenario: Scenario, start_unix: float) -> bytes:
     """Return the file's content for a scenario that starts at this unix time.
 
-    Raises ScenarioError for a scenario with external input, which a file cannot represent.
+    Raises ScenarioError for a scenario that it cannot represent: with external input, several models, or another speed.
     """
-    for key in ("follow_ranks", "processes_dir"):
-        if getattr(scenario, key):
+    has_speed = any(state.speed != 1 for timeline in scenario.timelines for _, state in timeline.states)
+    for key in ("follow_ranks", "processes_dir", "models", "speed"):
+        if has_speed if key == "speed" else getattr(scenario, key):
             raise ScenarioError(f"{key}: not supported by the C library; use rankscope_exporter.simulation")
     gpus = [
         physics.SimulatedGpu(index, scenario.model, timeline, start_unix)

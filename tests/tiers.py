@@ -49,6 +49,7 @@ BY_DIRECTORY = {
     "tests/exporter/diagnosis/test_standstills.py": "slow",
     "tests/exporter/diagnosis/test_succession.py": "slow",
     "tests/exporter/job_report/test_report.py": "e2e",
+    "tests/exporter/node_check/test_command.py": "e2e",
     "tests/exporter/web": "e2e",
     "tests/rules": "promtool",
     "tests/test_wheel.py": "slow",

@@ -40,6 +40,7 @@ ONLY_IN_PYTHON = frozenset(
         "nvmlDeviceGetMaxMigDeviceCount",
         "nvmlDeviceGetMaxPcieLinkGeneration",
         "nvmlDeviceGetMaxPcieLinkWidth",
+        "nvmlDeviceGetMemoryBusWidth",
         "nvmlDeviceGetMemoryErrorCounter",
         "nvmlDeviceGetMigDeviceHandleByIndex",
         "nvmlDeviceGetMinorNumber",
@@ -57,6 +58,7 @@ ONLY_IN_PYTHON = frozenset(
         "nvmlGpmSampleAlloc",
         "nvmlGpmSampleFree",
         "nvmlGpmSampleGet",
+        "nvmlSystemGetNVMLVersion",
     }
 )
 
@@ -257,9 +259,11 @@ except n.NVMLError_InvalidArgument: print("refused")""")
     assert output == "refused"
 
 
-@pytest.mark.parametrize("key", ["follow_ranks: true", "processes_dir: /nowhere"])
-def test_a_scenario_with_external_input_is_rejected(machine, key):
-    with pytest.raises(ScenarioError, match=key.split(":")[0]):
+@pytest.mark.parametrize(
+    "key", ["follow_ranks: true", "processes_dir: /nowhere", "models: {0: T4}", "timeline: {0: [{at: 0, speed: 0.5}]}"]
+)
+def test_a_scenario_that_a_table_cannot_represent_is_rejected(machine, key):
+    with pytest.raises(ScenarioError, match=key.partition("speed")[1] or key.split(":")[0]):
         machine(f"{{gpus: 1, {key}}}")
 
 

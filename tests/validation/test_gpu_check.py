@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -14,7 +16,7 @@ import torch
 from docs.generate import Clock
 from nvml_simulator import environment, install
 from validation.gpu_check import __main__ as gpu_check
-from validation.gpu_check import compare, load, report
+from validation.gpu_check import compare, faults, load, profiled, report, step_cost
 from validation.gpu_check.exporter import Scrape
 from validation.gpu_check.report import Check, judge
 
@@ -26,6 +28,7 @@ from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.scenario import parse_scenario
 
+ROOT = Path(__file__).parents[2]
 DOCUMENT = (Path(__file__).parent / "nvidia_smi" / "h100.xml").read_text()
 
 
@@ -184,3 +187,83 @@ def test_a_missing_dependency_comes_from_its_wheel(tmp_path: Path, monkeypatch: 
         wheel.writestr("no_such_module.py", "")
     gpu_check.unpack_wheels(tmp_path / "unpacked", tmp_path)
     assert (tmp_path / "unpacked" / "no_such_module.py").exists()
+
+
+@pytest.mark.parametrize("name", gpu_check.PARTS)
+def test_every_part_has_a_module_with_checks(name: str) -> None:
+    module, _, argument = name.partition(" ")
+    assert callable(importlib.import_module(f"validation.gpu_check.{module}").check)
+    assert argument != "again" or gpu_check.PARTS[name] < gpu_check.PARTS[module]
+
+
+def test_what_differed_on_the_first_gpu_is_measured_again() -> None:
+    page = (ROOT / "docs/measurements/gpu_check.md").read_text()
+    differed = re.findall(r"^\| (\w[^|]*) \| differs \|", page, re.MULTILINE)
+    assert len(differed) == 9
+    cases = {f"{name}: finding" for name in faults.AGAIN}
+    effects = {f"{effect.phase}: {effect.metric}" for effect in load.EFFECTS}
+    phases = {phase.name for phase in load.AGAIN}
+    at_rest = {f"at rest: {row.metric}" for row in compare.ROWS}
+    assert set(differed) <= cases | at_rest | {one for one in effects if one.partition(": ")[0] in phases}
+    assert {case.training for case in faults.CASES} >= set(faults.AGAIN)
+
+
+@pytest.mark.parametrize("part", ["check_node", "mig", "timing", "gloo"])
+def test_a_dry_run_ends_with_a_report(part: str, tmp_path: Path) -> None:
+    ran = run_command(tmp_path, "--dry-run", "--only", part)
+    assert ran.returncode == 0, ran.stderr
+    (checks,) = json.loads((tmp_path / "report.json").read_text())["parts"].values()
+    assert checks
+    assert [check for check in checks if check["outcome"] == "failed"] == []
+
+
+def kernel(begin: float, lasted: float, correlation: int) -> dict[str, object]:
+    return {"cat": "kernel", "name": "gemm", "ts": begin, "dur": lasted, "args": {"correlation": correlation}}
+
+
+def launched(at: float, correlation: int) -> dict[str, object]:
+    return {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at, "dur": 1, "args": {"correlation": correlation}}
+
+
+def phase(name: str, begin: float, lasted: float) -> dict[str, object]:
+    return {"cat": "user_annotation", "name": name, "ts": begin, "dur": lasted}
+
+
+def test_a_kernel_belongs_to_the_phase_that_launched_it() -> None:
+    """The host runs ahead: all kernels run after both phases have ended there."""
+    events = [
+        phase("forward", 0, 10), phase("backward", 10, 10), launched(1, 1), launched(2, 2), launched(12, 3),
+        kernel(100, 50, 1), kernel(160, 40, 2), kernel(200, 300, 3), kernel(900, 9, 4),
+    ]  # fmt: skip
+    assert profiled.phase_seconds(events) == pytest.approx({"forward": 100e-6, "backward": 300e-6})
+    assert profiled.union(profiled.kernel_spans(events)) == pytest.approx(399e-6)
+
+
+def test_kernels_at_the_same_time_count_once() -> None:
+    assert profiled.union([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
+
+
+def test_busy_seconds_are_compared_with_the_kernels() -> None:
+    counts = [one("gpu_busy_seconds_total", value) for value in (10, 16)]
+    outcomes = [check.outcome for check in profiled.judge_busy(6.1, counts)]
+    assert outcomes == ["ok", "one side"]
+    assert next(profiled.judge_busy(12.0, counts)).outcome == "differs"
+
+
+class Stub(step_cost.Worker):
+    """A worker whose step takes this many seconds for each sample."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def run(self, batch: int, steps: int) -> float:
+        assert steps > 0
+        return self.seconds * batch
+
+
+def test_the_cost_of_the_hook_is_the_difference_of_interleaved_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_cost, "SECONDS", 0.0)
+    step, hook, control = step_cost.compare(0.03, Stub(0.001), Stub(0.00101))
+    assert (step.ours, step.note) == ("30.00 ms", "batch of 30, 40 steps a block")
+    assert hook.ours == "+300 µs a step, +1.00%"
+    assert control.ours == "+0 µs a step, +0.00%"

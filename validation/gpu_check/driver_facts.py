@@ -20,6 +20,7 @@ from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.nvml.errors import DriverError
 from rankscope_exporter.gpu.nvml.fields import ALL_LINKS
 from rankscope_exporter.gpu.nvml.gpm import RATES, RATIOS, GpmSampler
+from rankscope_exporter.gpu.nvml.mig import gpu_instances
 from rankscope_exporter.registry import GPU_COLLECTORS
 
 RING_FILLS_WITHIN = 3.0  # seconds after the start of a simulated driver
@@ -39,11 +40,14 @@ FIELDS = {
 MOVED = (*range(251, 256), *range(269, 274))  # fields whose numbers differ between versions of the bindings
 
 
-def check(_argument: str = "") -> Iterator[Check]:
-    """Yield every fact about the first GPU, then the cost of the calls. Raises DriverError."""
+def check(argument: str = "") -> Iterator[Check]:
+    """Yield every fact about the first GPU, then the cost of the calls; with `mig` only GPM's. Raises DriverError."""
     driver = Driver()
     driver.connect()
     device = driver.device(0)
+    if argument == "mig":
+        yield from gpm_of_instances(device)
+        return
     yield asked("NVML, bindings", lambda: f"{pynvml.nvmlSystemGetNVMLVersion()}, {metadata.version('nvidia-ml-py')}")
     for about, names in FIELDS.items():
         scopes = (ALL_LINKS, 0, 1) if about == "NVLink bytes" else (0,)
@@ -93,17 +97,26 @@ def describe_ring(device: Device, ring: int) -> str:
     return f"{VALUE_TYPES.get(kind)}, {len(times)} samples, {period}, {age}, cursor {cursor}"
 
 
-def describe_gpm(device: Device) -> str:
-    """Return the size of the struct, and each metric's value or return code."""
+def describe_gpm(device: Device, instance: int | None = None) -> str:
+    """Return the size of the struct, and each metric's value or return code, of the GPU or a MIG instance."""
     size = f"struct of {ctypes.sizeof(pynvml.c_nvmlGpmMetricsGet_t)} bytes"
     if not device.supports_gpm():
         return f"{size}, not supported"
-    sampler = GpmSampler(device)
+    sampler = GpmSampler(device, instance)
     for elapsed in (0.0, 2 * APART):
         time.sleep(2 * APART)
         sampler.measure(elapsed, time.monotonic())
     answers = zip((*RATIOS, *RATES), sampler._request.metrics, strict=False)
     return f"{size}: {', '.join(f'{name} {a.value:.4g} (return {a.nvmlReturn})' for name, a in answers)}"
+
+
+def gpm_of_instances(device: Device) -> Iterator[Check]:
+    """Yield GPM's values of each MIG instance, if MIG is enabled. The mode is never changed."""
+    instances = gpu_instances(device)
+    if not instances or not device.supports_gpm():
+        yield Check("GPM under MIG", "absent", note="MIG is disabled" if not instances else "no GPM")
+    for instance in instances if device.supports_gpm() else ():
+        yield asked(f"GPM of MIG instance {instance}", describe_gpm, device, instance)
 
 
 def call_costs(device: Device) -> Iterator[Check]:

@@ -17,12 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from validation.gpu_check.dry_run import IS_DRY, shortened
 
 import rankscope
 
 VOCABULARY = 32_000
 LATE = 0.04  # seconds by which the slow rank is late in each step
-BEFORE = 5.0  # seconds of healthy steps before a crash or a hang
+BEFORE = shortened(5.0)  # seconds of healthy steps before a crash or a hang
+SPIN = 12.0 if IS_DRY else 40.0  # seconds, in which a capture starts and ends
 WARM_UP = 5  # steps, which may compile and capture
 
 
@@ -261,6 +263,30 @@ def stuck_rank(job: Job) -> None:
             time.sleep(10_000)
 
     job.train(parallel(job), job.batches(8, length=128), before=stop)
+
+
+def spinning_kernel(job: Job) -> None:
+    """Rank 1's device runs one kernel for a long time, and the host waits for it in the next collective."""
+    left = [SPIN]
+
+    def spin() -> None:
+        if job.rank == 1 and left and job.trained > BEFORE:
+            seconds = left.pop()
+            torch.cuda._sleep(int(seconds * 1.8e9)) if job.is_gpu else time.sleep(seconds)
+
+    job.train(parallel(job), job.batches(8, length=128), before=spin)
+
+
+def product(job: Job) -> None:
+    """Multiply matrices that are large enough for the power limit to lower the clock."""
+    size = 8192 if job.is_gpu else 64
+    model = nn.Linear(size, size, device=job.device, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    inputs = torch.randn(4 * size, size, device=job.device, dtype=torch.bfloat16)
+    for _ in job.within(iter(int, 1)):
+        model(inputs).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def stuck_early(job: Job) -> None:

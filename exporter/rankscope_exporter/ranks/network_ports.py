@@ -21,6 +21,8 @@ RATE = re.compile(r"([\d.]+) Gb/sec")
 GIGABIT = 1e9 / 8.0
 ACTIVE = ("4:", "5:")
 """Prefixes of `state` while packets can be sent: `4: ACTIVE`, `5: ACTIVE_DEFER`."""
+IS_ENABLED = 0x1
+"""Bit of `flags` (IFF_UP in the kernel's include/uapi/linux/if.h): an administrator wants the interface to be up."""
 WORD = 4.0
 """Bytes per unit of `port_rcv_data` and `port_xmit_data`."""
 ERRORS = (
@@ -61,6 +63,21 @@ def read_interfaces(sysfs: Path = SYSFS) -> Ports:
         for one in hardware[:PORTS_LIMIT]
         if _text(one / "operstate") in ("up", "unknown")
     }
+
+
+def read_hardware_interfaces(sysfs: Path = SYSFS) -> Ports:
+    """Return whether the Ethernet interfaces that are hardware and enabled have a link, its rate, and its losses."""
+    found = {}
+    for one in _entries(sysfs / "class/net")[:PORTS_LIMIT]:
+        flags, state = _text(one / "flags") or "0x0", _text(one / "operstate")
+        if (one / "device").exists() and int(flags, 16) & IS_ENABLED and state in ("up", "down"):
+            kind = f"{_text(one / 'device/vendor')} {_text(one / 'device/device')}"
+            speed = _number(one / "speed")  # Mb/s
+            rate = None if speed is None else speed * GIGABIT / 1000
+            # The kernel counts from the driver's start, when there is no link yet.
+            downs = _number(one / "carrier_down_count") if _number(one / "carrier_up_count") else 0.0
+            found[one.name] = PortReading(kind, state == "up", rate, link_downs=downs)
+    return found
 
 
 def _adapter(port: Path, kind: str) -> PortReading:

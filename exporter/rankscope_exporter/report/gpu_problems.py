@@ -24,6 +24,7 @@ from rankscope_exporter.gpu.allocation.idleness import (
     RANK,
     WORKING,
 )
+from rankscope_exporter.gpu.nvml.events import HARDWARE_XIDS
 from rankscope_exporter.report.gpus import GpuProblem, holder_text
 from rankscope_exporter.report.runs import RunReport
 from rankscope_exporter.report.values import Values
@@ -36,7 +37,6 @@ UNUSED_FOR = 600.0
 IDLE_FOR, IDLE_WITHOUT_PROGRESS, PROGRESS_WITHIN, PLANNED_FOR = 120.0, 480.0, 75.0, 1800.0
 GAP = 60.0
 """Seconds for which a condition may be absent without beginning again, as the rules bridge a minute."""
-HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
 Fields = Mapping[str, object]
 Runs = Callable[[], Sequence[RunReport]]
 

@@ -30,14 +30,14 @@ numbers(
     {
         "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu, _: round(gpu.model.power_max * 1000),  # milliwatts
         "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu, t: (
-            IDLE_PCIE_GENERATION if gpu.is_idle(t) else gpu.model.pcie_generation
+            IDLE_PCIE_GENERATION if gpu.is_idle(t) else gpu.state(t).pcie_generation or gpu.model.pcie_generation
         ),
         "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu, _: gpu.model.pcie_generation,
-        "nvmlDeviceGetCurrPcieLinkWidth": lambda _gpu, _: LANES,
+        "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu, t: gpu.state(t).pcie_width or LANES,
         "nvmlDeviceGetMaxPcieLinkWidth": lambda _gpu, _: LANES,
         "nvmlDeviceGetPcieReplayCounter": lambda _gpu, _: 0,
         "nvmlDeviceGetPcieThroughput": lambda gpu, t: gpu.utilization(t) * 10_000,  # KB/s
-        "nvmlDeviceGetPersistenceMode": lambda _gpu, _: int(pynvml.NVML_FEATURE_ENABLED),
+        "nvmlDeviceGetPersistenceMode": lambda gpu, t: int(gpu.state(t).persistence),
         "nvmlDeviceGetComputeMode": lambda _gpu, _: int(pynvml.NVML_COMPUTEMODE_DEFAULT),
         "nvmlDeviceGetVirtualizationMode": lambda _gpu, _: int(pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE),
         "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, _: 7 if gpu.model.since("ampere") else 0,

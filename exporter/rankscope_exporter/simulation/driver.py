@@ -37,7 +37,13 @@ class SimulatedDriver:
         histories = [_history(timeline) if follows else None for timeline in scenario.timelines]
         self.gpus = tuple(
             SimulatedGpu(
-                index, scenario.model, timeline, self.start_unix, histories[index], holders.find, scenario.machine
+                index,
+                scenario.models.get(index, scenario.model),
+                timeline,
+                self.start_unix,
+                histories[index],
+                holders.find,
+                scenario.machine,
             )
             for index, timeline in enumerate(scenario.timelines)
         )

@@ -102,7 +102,7 @@ class SimulatedGpu:
         reasons = self.reasons(t)
         if "gpu_idle" in reasons:
             return IDLE_SM_CLOCK
-        return self.model.sm_clock * (THROTTLED_CLOCK if reasons - NO_THROTTLING else 1)
+        return self.model.sm_clock * self.state(t).speed * (THROTTLED_CLOCK if reasons - NO_THROTTLING else 1)
 
     def pcie_bytes(self, t: float) -> float:
         """Return the bytes since the scenario started, in each direction."""

@@ -34,6 +34,7 @@ numbers(
         "nvmlDeviceGetIndex": lambda gpu, _: gpu.index,
         "nvmlDeviceGetMinorNumber": lambda gpu, _: gpu.index,
         "nvmlDeviceGetPerformanceState": lambda gpu, t: 8 if gpu.is_idle(t) else 0,
+        "nvmlDeviceGetMemoryBusWidth": lambda gpu, _: gpu.model.memory_bus,
         "nvmlDeviceGetPowerUsage": lambda gpu, t: round(gpu.power(t) * 1000),  # milliwatts
         "nvmlDeviceGetEnforcedPowerLimit": lambda gpu, _: round(gpu.model.power_max * 1000),
         "nvmlDeviceGetTotalEnergyConsumption": lambda gpu, t: round(gpu.energy(t) * 1000),  # millijoules

@@ -203,6 +203,7 @@ SYSTEM_FUNCTIONS = {
     "nvmlGpmMigSampleGet": "_gpm_fill_mig",
     "nvmlGpmMetricsGet": "_gpm_compare",
     "nvmlSystemGetDriverVersion": "_driver_version",
+    "nvmlSystemGetNVMLVersion": "_driver_version",
     "nvmlSystemGetCudaDriverVersion_v2": "_cuda_version",
     "nvmlEventSetCreate": "_create_event_set",
     "nvmlDeviceRegisterEvents": "_register",

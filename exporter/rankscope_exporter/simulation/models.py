@@ -19,6 +19,8 @@ class GpuModel:
     power_max: float = 700.0
     sm_clock: float = 1980.0
     memory_clock: float = 2619.0
+    memory_bus: int = 5120
+    """Bits."""
     video_clock: float = 1545.0
     pcie_generation: int = 5
     nvlinks: int = 18
@@ -53,6 +55,7 @@ T4 = GpuModel(
     power_max=70.0,
     sm_clock=1590.0,
     memory_clock=5001.0,
+    memory_bus=256,
     video_clock=1470.0,
     pcie_generation=3,
     nvlinks=0,
@@ -66,5 +69,6 @@ B200 = GpuModel(
     power_max=1000.0,
     sm_clock=1965.0,
     memory_clock=3996.0,
+    memory_bus=8192,
 )
 MODELS = {"H100": H100, "A100": A100, "T4": T4, "B200": B200}

@@ -4,6 +4,7 @@ gpus: 4
 model: {name: NVIDIA H100 80GB HBM3, memory: 80 GiB, power_idle: 70, power_max: 700,   # watts
         sm_clock: 1980, memory_clock: 2619}                                            # MHz
                                   # or: T4, or: {like: A100, mig: [3g.20gb, 1g.5gb]}; defaults are an H100's
+models: {3: A100}                 # other models, by GPU
 machine: 1                        # part of the GPUs' UUIDs, to distinguish several machines (default: 0)
 follow_ranks: true                # GPUs are busy according to ranks that name them in their record (default: false)
 processes_dir: /dev/shm/holders   # processes announced there hold memory (hold.py)
@@ -19,6 +20,7 @@ timeline:                         # by GPU; each value holds until a later entry
     - {at: 10, processes: [{pid: 4711, memory: 8 GiB, contexts: [compute, graphics]}]}
     - {at: 20, xid: 79, lost: true}                     # an XID occurs once
     - {at: 30, ecc: {uncorrected_dram: 1}, fields: {144: 1}, nvlinks_down: 2}   # field values by field id
+    - {at: 35, speed: 0.7, pcie_generation: 1, pcie_width: 8, persistence: false}   # speed: ratio of the SM clock
     - {at: 40, lost: false, fails: {nvmlDeviceGetPowerUsage: UNKNOWN}}
     - {at: 60, blocks: {nvmlDeviceGetTemperature: 30}}  # the call takes 30 seconds
     - {at: 90, ranks_busy: 0.4, ranks_memory: 0.9}      # shares of the ranks' time and of memory; defaults: 1 and 0.6
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,8 @@ class Scenario:
     """One per GPU."""
     machine: int = 0
     model: GpuModel = H100
+    models: Mapping[int, GpuModel] = field(default_factory=dict)
+    """Models of single GPUs, by index."""
     follow_ranks: bool = True
     processes_dir: Path | None = None
     changes_dir: Path | None = None
@@ -83,20 +87,19 @@ def load_scenario(argument: str) -> Scenario:
 
 def parse_scenario(document: object) -> Scenario:
     """Parse a YAML document into a scenario. Raises ScenarioError with the key."""
-    keys = {"gpus", "machine", "model", "follow_ranks", "processes_dir", "changes_dir", "driver", "timeline"}
+    keys = {"gpus", "machine", "model", "models", "follow_ranks", "processes_dir", "changes_dir", "driver", "timeline"}
     values = mapping("the scenario", document, keys)
     if "gpus" not in values:
         raise ScenarioError("gpus: missing number of GPUs")
     count = _gpus("gpus", values["gpus"])
     timelines = list(_idle(count))
-    for index, entries in mapping("timeline", values.get("timeline", {})).items():
-        if type(index) is not int or not 0 <= index < count:
-            raise ScenarioError(f"timeline.{index}: no such GPU among {count}")
+    for index, entries in _by_gpu("timeline", values, count):
         timelines[index] = _timeline(f"timeline.{index}", entries)
     return Scenario(
         timelines=tuple(timelines),
         machine=whole_number("machine", values.get("machine", 0)),
-        model=_model(values.get("model", {})),
+        model=_model("model", values.get("model", {})),
+        models={index: _model(f"models.{index}", given) for index, given in _by_gpu("models", values, count)},
         follow_ranks=boolean("follow_ranks", values.get("follow_ranks", False)),
         processes_dir=_directory("processes_dir", values),
         changes_dir=_directory("changes_dir", values),
@@ -119,6 +122,14 @@ def parse_change(location: str, value: object) -> tuple[State, int | None]:
     values = mapping(location, value, {*_STATE, "xid"})
     xid = whole_number(f"{location}.xid", values["xid"]) if "xid" in values else None
     return _changed(State(), location, values), xid
+
+
+def _by_gpu(key: str, values: Mapping[Any, Any], count: int) -> Iterable[tuple[int, Any]]:
+    """Yield the index and the value of each GPU that is named. Raises ScenarioError."""
+    for index, given in mapping(key, values.get(key, {})).items():
+        if type(index) is not int or not 0 <= index < count:
+            raise ScenarioError(f"{key}.{index}: no such GPU among {count}")
+        yield index, given
 
 
 def _idle(count: int) -> tuple[Timeline, ...]:
@@ -165,13 +176,13 @@ def _entries(location: str, entries: object, keys: set[str]) -> Iterable[tuple[s
         yield where, at, values
 
 
-def _model(value: object) -> GpuModel:
+def _model(location: str, value: object) -> GpuModel:
     """Parse a model: the name of one of MODELS, or changes to one."""
-    values = {"like": value} if isinstance(value, str) else mapping("model", value, {"like", *_MODEL})
-    like = text("model", values.get("like", "H100"))
+    values = {"like": value} if isinstance(value, str) else mapping(location, value, {"like", *_MODEL})
+    like = text(location, values.get("like", "H100"))
     if like not in MODELS:
-        raise ScenarioError(f"model: unknown {like!r}; known: {', '.join(MODELS)}")
-    changes = {key: _MODEL[key](f"model.{key}", given) for key, given in values.items() if key != "like"}
+        raise ScenarioError(f"{location}: unknown {like!r}; known: {', '.join(MODELS)}")
+    changes = {key: _MODEL[key](f"{location}.{key}", given) for key, given in values.items() if key != "like"}
     return replace(MODELS[like], **changes)
 
 
@@ -228,6 +239,10 @@ _STATE: dict[str, Callable[[str, object], Any]] = {
     "waiting": share,
     "ranks_busy": share,
     "ranks_memory": share,
+    "speed": share,
+    "pcie_generation": whole_number,
+    "pcie_width": whole_number,
+    "persistence": boolean,
     "memory_used": size,
     "temperature": number,
     "throttle": lambda location, value: choices(location, value, tuple(CLOCK_EVENT_REASONS.values())),

@@ -33,6 +33,13 @@ class State:
     temperature: float | None = None
     """Degrees Celsius; None for a value that follows the load."""
     throttle: tuple[str, ...] = ()
+    speed: float = 1.0
+    """Ratio of the model's SM clock at which it computes, without a reason that the driver reports."""
+    pcie_generation: int | None = None
+    """Generation of the PCIe link under load; None for the model's."""
+    pcie_width: int | None = None
+    """Lanes of the PCIe link; None for the model's."""
+    persistence: bool = True
     processes: tuple[SimulatedProcess, ...] = ()
     ecc: Mapping[str, int] = field(default_factory=dict)
     """Memory errors by kind and location, such as uncorrected_dram."""

@@ -59,7 +59,7 @@ def test_slow_ranks_of_one_user_delay_no_ranks_of_others(run_dir: Path, monkeypa
         found = [
             living_ranks.RecordedRank(one.snapshot, owner)
             for owner in (1, 2)
-            for one in show_stacks.living_in([run_dir])
+            for one in show_stacks.ranks_in([run_dir])
         ]
     spent = iter(range(100))
     monkeypatch.setattr(rank_stacks.time, "monotonic", lambda: float(next(spent)))

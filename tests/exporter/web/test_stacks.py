@@ -14,7 +14,7 @@ from testing.programs import python, running
 from tests.trainer_hooks.scripts import WITHOUT_TORCH, watched
 
 from rankscope.cli import rank_stacks
-from rankscope.cli.living_ranks import RecordedRank, living_ranks
+from rankscope.cli.living_ranks import RecordedRank, all_ranks
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.web import limits, stacks
@@ -38,7 +38,7 @@ def client(run_dir: Path) -> TestClient:
 def living(run_dir: Path) -> RecordedRank:
     """Return a living rank."""
     with running(*python(WITHOUT_TORCH + LOITER), env=watched()):
-        [rank] = living_ranks(run_dir)
+        [rank] = all_ranks(run_dir)
     return rank
 
 

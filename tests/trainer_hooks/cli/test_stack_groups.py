@@ -133,6 +133,12 @@ def test_code_that_torch_numbers_is_the_same_on_all_ranks() -> None:
     assert group.place == "in <eval_with_key>:12 in forward"
 
 
+def test_addresses_in_names_do_not_count() -> None:
+    names = {rank: f"<lambda at 0x7f{rank:02x}>" for rank in range(3)}
+    texts = {rank: by_py_spy(((name, "/home/u/job/train.py", 9), *LAUNCH)) for rank, name in names.items()}
+    assert [group.ranks for group in group_stacks(texts)] == [[0, 1, 2]]
+
+
 def test_the_state_of_a_process_follows_its_place() -> None:
     groups = group_stacks({rank: by_py_spy(WAIT) for rank in range(3)}, states={1: "stopped by a signal (state T)"})
     first, others = describe_difference(groups).split("; ")

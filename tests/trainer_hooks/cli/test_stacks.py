@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.attacks.cli_support import ask
 from tests.trainer_hooks.scripts import TRAIN, WITHOUT_TORCH, watched
 
 from rankscope.cli import stacks
-from rankscope.cli.living_ranks import RecordedRank, living_ranks
+from rankscope.cli.living_ranks import RecordedRank, all_ranks
 from rankscope.cli.rank_stacks import read_rank_stacks
 from rankscope.cli.show_stacks import show
 from rankscope.cli.stacks_page import lines
@@ -75,7 +76,7 @@ def test_a_waiting_rank_answers_with_all_its_threads_and_continues(run_dir: Path
 
 def test_answers_that_were_read_take_no_memory_of_the_job(run_dir: Path) -> None:
     with process(WITHOUT_TORCH + LISTEN) as job:
-        [rank] = living_ranks(run_dir)
+        [rank] = all_ranks(run_dir)
         [file] = [fd for fd in Path(f"/proc/{job.pid}/fd").iterdir() if "rankscope-stacks" in str(fd.readlink())]
         allocated = []
         while file.stat().st_size < 4 * mmap.PAGESIZE:
@@ -185,6 +186,19 @@ def test_a_stopped_rank_gets_no_signal_and_is_said_to_be_stopped(run_dir: Path, 
     assert re.match(rf"Rank 0 {where}stopped by a signal \(state T\)\.\n", answer.stdout)
 
 
+def test_a_rank_that_has_ended_is_named_if_another_one_is_alive(run_dir: Path) -> None:
+    with process(TRAIN + LISTEN, RANK="0"):
+        with process(TRAIN + LISTEN, RANK="1") as killed:
+            killed.end()
+        answer = ask(run_dir)
+        only = ask(run_dir, "--rank=0")
+    assert answer.returncode == 1
+    assert answer.stdout.startswith("Rank 0 stands in <string>")
+    assert "; rank 1 gives no stacks: it has ended (killed).\n" in answer.stdout
+    assert f"\nRank 1: pid {killed.pid}, last in other, step 1\n" in answer.stdout
+    assert "Rank 1" not in only.stdout
+
+
 def test_a_rank_that_blocks_the_signal_is_reported_after_a_timeout(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,7 +253,7 @@ def test_the_line_of_a_group_names_the_open_collective(run_dir: Path) -> None:
     writer, path = publish(run_dir, slots=slots, pid="7", groups=["0-3", "0,2"])
 
     def line() -> str:
-        rank = read_rank_stacks(RecordedRank(read_rank(path), 0), "", "a test")
+        rank = read_rank_stacks(RecordedRank(replace(read_rank(path), alive=True), 0), "", "a test")
         return next(line for line in lines([rank]) if line.startswith("Rank 0: "))
 
     assert ", in " not in line()

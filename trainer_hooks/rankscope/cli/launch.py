@@ -56,6 +56,14 @@ and advice: as one page for an email, or as one short line of JSON for Slurm's A
 on this node, a Prometheus (--url), or the ranks' records in DIR. With --by, prints the GPU-hours per user, account or
 partition over a week. Exits with 2 if there is nothing to report."""
 
+CHECK_NODE_DESCRIPTION = """\
+Check, before a job, whether the GPUs and the node are fit for it, in less than a minute. Compares each GPU under load
+with its peers (clock, matrix product, memory bandwidth), and checks throttling, PCIe, NVLink, memory errors, XIDs,
+driver, shared memory, ports, limits, clock and disk. Never touches a GPU that is in use. Without --gpus, it checks the
+GPUs of the job (CUDA_VISIBLE_DEVICES, SLURM_JOB_GPUS), or all. Exits with 0 if all is fine, 1 if a check failed, 2 if
+there was nothing to check, 3 if a GPU is in use. What is unknown never fails. Needs nvidia-ml-py, and torch with CUDA
+for the load; without it, the checks under load are not run."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run the command. Exits with 2 if the command line is wrong."""
@@ -88,14 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from rankscope.cli.top import hang
 
         sys.exit(_status_of(lambda: hang(options.dumps, options.run, options.run_dir)))
-    if options.action == "capture":
-        from rankscope.cli.top import capture
+    if options.action in ("capture", "report", "check-node"):
+        from rankscope.cli import top as commands
 
-        sys.exit(_status_of(lambda: capture(options.run, options.directory, options.run_dir, options.stacks)))
-    if options.action == "report":
-        from rankscope.cli.top import report
-
-        sys.exit(_status_of(lambda: report(options)))
+        command = {"capture": commands.capture, "report": commands.report, "check-node": commands.check_node}
+        sys.exit(_status_of(lambda: command[options.action](options)))
     _run(parser, options)
 
 
@@ -144,7 +149,9 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
-    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top|hang|capture|report")
+    commands = parser.add_subparsers(
+        required=True, dest="action", metavar="run|stacks|explain|top|hang|capture|report|check-node"
+    )
     run = commands.add_parser("run", help="start a training command and watch every rank", description=RUN_DESCRIPTION)
     run.add_argument("--run", metavar="NAME", help="name of the run (default: Slurm job, torchrun id, or generated)")
     run.add_argument(
@@ -163,7 +170,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="show a run on all nodes, from the exporters at --url (needs rankscope[top]): each must run with "
         "--web.enable-stacks, as root or as the job's user",
     )
-    _add_urls(stacks, "exporters to ask, or an analyzer that names them")
+    _add_urls(stacks, "exporters to ask, or an analyzer that names them,")
     _add_header(stacks)
     _add_explain(commands.add_parser("explain", help="explain why a run is slow", description=EXPLAIN_DESCRIPTION))
     _add_top(commands.add_parser("top", help="show what is wrong on this machine", description=TOP_DESCRIPTION))
@@ -190,7 +197,25 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_run_dirs(capture)
     _add_report(commands.add_parser("report", help="print where a job's GPU time went", description=REPORT_DESCRIPTION))
+    _add_check_node(
+        commands.add_parser("check-node", help="check a node before a job", description=CHECK_NODE_DESCRIPTION)
+    )
     return parser
+
+
+def _add_check_node(check_node: argparse.ArgumentParser) -> None:
+    check_node.add_argument(
+        "--gpus", metavar="LIST", help="indices or UUIDs with commas, or `all` (default: the job's, or all)"
+    )
+    check_node.add_argument("--python", metavar="FILE", default="", help="a Python with torch (default: this one)")
+    check_node.add_argument(
+        "--workers", type=int, metavar="N", help="loader workers of each rank, for /dev/shm (default: 4)"
+    )
+    check_node.add_argument("--strict", action="store_true", help="also exit with 1 if there is a warning")
+    check_node.add_argument(
+        "--simulate", metavar="N|FILE", help="check simulated GPUs, as rankscope-exporter --simulate"
+    )
+    check_node.add_argument("--json", action="store_true", help="print one line of JSON with all checks")
 
 
 def _add_report(report: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -33,7 +34,7 @@ class RankStacks:
     """Time in the phase."""
     step: int
     idle: float
-    """Time without progress."""
+    """Time without progress; infinite for a rank that has ended."""
     operation: str = ""
     """The collective that it is in, by its record; else empty."""
     group: str = ""
@@ -46,6 +47,11 @@ class RankStacks:
     text: str = ""
     reason: str = ""
     """Why there is no text; else empty."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the rank has ended: only its last phase is known."""
+        return math.isinf(self.idle)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ def read_rank_stacks(one: RecordedRank, text: str, reason: str) -> RankStacks:
         phase=snapshot.phase,
         seconds=snapshot.read_monotonic - snapshot.phase_since,
         step=int(snapshot["steps"]),
-        idle=snapshot.read_monotonic - snapshot.last_progress,
+        idle=snapshot.read_monotonic - snapshot.last_progress if snapshot.alive else math.inf,
         operation=snapshot.open_operation,
         group=snapshot.open_group,
         number=int(snapshot.issued.get(snapshot.open_group, 0.0)),

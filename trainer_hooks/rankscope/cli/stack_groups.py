@@ -7,6 +7,7 @@ innermost calls of the standard library do not count.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from rankscope.record.group_name import name_ranks
 
 WAITING_FILES = ("distributed_c10d.py", "_functional_collectives.py")
 """Files of torch in which a rank that stands waits for another one."""
+ADDRESS = re.compile(r"0x[0-9a-f]+")
 DIFFERENT_NAMED = 3
 """The number of groups that the sentence names, in addition to the largest one."""
 FRAMES_SHOWN = 64
@@ -113,7 +115,7 @@ def _keys(threads: Sequence[Thread]) -> frozenset[Hashable]:
 
 def _key_of_thread(thread: Thread) -> Hashable:
     inner = next((place for place, frame in enumerate(thread.frames) if not frame.is_standard), 0)
-    return tuple((frame.name, frame.line, frame.function) for frame in thread.frames[inner:])
+    return tuple((frame.name, frame.line, ADDRESS.sub("0x", frame.function)) for frame in thread.frames[inner:])
 
 
 def _group(

@@ -77,8 +77,10 @@ def _details(group: Sequence[RankStacks]) -> str:
     phases = sorted({printable(one.phase, NAME_LIMIT) for one in group})
     seconds = _range([one.seconds for one in group], 1)
     operations = sorted({f"{one.operation}{_of(one)}" for one in group if one.operation})
+    phase = " or ".join(phases)
+    in_phase = f"last in {phase}" if any(one.has_ended for one in group) else f"{phase} for {seconds} s"
     return (
-        f"{shown}{' or '.join(phases)} for {seconds} s, step {_range([one.step for one in group], 0)}"
+        f"{shown}{in_phase}, step {_range([one.step for one in group], 0)}"
         f"{', in ' * bool(operations)}{' or '.join(operations[:2])}{' or others' * (len(operations) > 2)}"
     )
 

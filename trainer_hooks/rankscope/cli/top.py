@@ -25,7 +25,7 @@ def show(
 
     It is 2 if a package is missing, or if nothing answers at the URLs.
     """
-    if not _has_packages("top"):
+    if not _has_packages("top", REQUIRED):
         return 2
     from rankscope_exporter.top.command import show as follow
     from rankscope_exporter.top.command import show_remote
@@ -37,7 +37,7 @@ def show(
 
 def stacks(urls: Sequence[str], headers: Sequence[str], run: str | None, rank: str | None) -> int:
     """Show where the ranks of a run stand on all nodes. Returns the exit status, 2 if a package is missing."""
-    if not _has_packages("stacks --all-nodes"):
+    if not _has_packages("stacks --all-nodes", REQUIRED):
         return 2
     from rankscope_exporter.top.stacks import show as show_stacks
 
@@ -60,11 +60,11 @@ def hang(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
     return show_hang(dumps, run, run_dirs or default_run_dirs())
 
 
-def capture(run: str, directory: Path, run_dirs: Sequence[Path], stacks_by: str) -> int:
+def capture(options: argparse.Namespace) -> int:
     """Capture a run on this node into a folder. Returns the exit status; needs no other package."""
     from rankscope_exporter.capture.command import show as show_capture
 
-    return show_capture(run, directory, run_dirs or default_run_dirs(), stacks_by)
+    return show_capture(options.run, options.directory, options.run_dir or default_run_dirs(), options.stacks)
 
 
 def report(options: argparse.Namespace) -> int:
@@ -92,8 +92,27 @@ def report(options: argparse.Namespace) -> int:
     )
 
 
-def _has_packages(command: str) -> bool:
-    if absent := missing(REQUIRED):
+def check_node(options: argparse.Namespace) -> int:
+    """Check the node's GPUs and limits, and print what is wrong. Returns the exit status."""
+    if not _has_packages("check-node", ("pynvml", "yaml") if options.simulate else ("pynvml",)):
+        return 2
+    from rankscope_exporter.node_check.command import CheckRequest
+    from rankscope_exporter.node_check.command import show as show_check
+
+    return show_check(
+        CheckRequest(
+            gpus=options.gpus,
+            python=options.python,
+            workers=options.workers,
+            simulate=options.simulate,
+            is_strict=options.strict,
+            is_json=options.json,
+        )
+    )
+
+
+def _has_packages(command: str, names: Sequence[str]) -> bool:
+    if absent := missing(names):
         text = f"rankscope {command}: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"
         print(text, file=sys.stderr)  # noqa: T201 - a command
     return not absent

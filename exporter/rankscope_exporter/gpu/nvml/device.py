@@ -240,6 +240,17 @@ class Device:
         bits = (1 << index for index in range(64) if mask >> index & 1)
         return frozenset(CLOCK_EVENT_REASONS.get(bit, UNKNOWN_REASON) for bit in bits)
 
+    def memory_bandwidth_max(self) -> float | None:
+        """Return the bytes per second of the memory's bus at its maximum clock, in one direction at a time."""
+        clock, bits = self.clock_max("memory"), known(ask(pynvml.nvmlDeviceGetMemoryBusWidth, self._handle))
+        # Two transfers a clock: 2619 MHz and 5120 bits are the 3.35 TB/s of an H100 SXM5's data sheet.
+        return 2 * clock * bits / 8 if clock and bits else None
+
+    def compute_pids(self) -> list[int] | None:
+        """Return the ids of processes with a compute context, without those that only draw; None if not supported."""
+        compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        return None if compute is None else [process.pid for process in compute]
+
     def processes(self) -> dict[int, int | None] | None:
         """Return the bytes of each process with a compute or graphics context, by pid; None if not supported."""
         compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)

@@ -25,6 +25,8 @@ class Driver:
         self._descriptors, self._uses_gpm = descriptors, uses_gpm
         self._connected = False
         self._logged_error = ""
+        self.error: DriverError | None = None
+        """Why the last connection failed."""
 
     def connect(self) -> bool:
         """Connect and return whether the driver answers. May be called repeatedly until it does."""
@@ -33,6 +35,7 @@ class Driver:
                 self._connected = perform(pynvml.nvmlInit)
                 self._log_error("" if self._connected else "driver does not support NVML")
             except DriverError as error:
+                self.error = error
                 self._log_error(str(error))
         return self._connected
 
@@ -66,6 +69,13 @@ class Driver:
     def device(self, index: int) -> Device:
         """Open a GPU. Raises DeviceLostError, DriverError."""
         return Device(index, uses_gpm=self._uses_gpm)
+
+    def versions(self) -> tuple[str, str]:
+        """Return the versions of the driver and of its library, such as 580.159.04 and 13.580.159.04; empty if unknown.
+
+        Raises DriverError.
+        """
+        return ask(pynvml.nvmlSystemGetDriverVersion) or "", ask(pynvml.nvmlSystemGetNVMLVersion) or ""
 
     def xid_events(self) -> XidEvents:
         """Create an event set. Raises DriverError."""

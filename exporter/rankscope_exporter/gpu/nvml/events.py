@@ -11,6 +11,9 @@ import pynvml
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.errors import DriverError, ask, perform
 
+HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
+"""XIDs of a fault of hardware or firmware; docs/runbooks/RankscopeGpuXid.md explains them."""
+
 
 @dataclass(frozen=True)
 class XidEvent:

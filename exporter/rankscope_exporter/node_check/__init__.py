@@ -1,0 +1,1 @@
+"""`rankscope check-node`: whether the GPUs and the node are fit for a job, before it starts."""

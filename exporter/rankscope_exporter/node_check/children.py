@@ -1,0 +1,106 @@
+"""Child processes that print lines of JSON, and that are never waited for: one in a broken driver cannot be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+LINES_LIMIT = 100_000
+END_WITHIN = 0.2  # seconds for the end after SIGKILL; eight GPUs may all be stuck
+ERROR_LIMIT = 8000  # bytes at the end of the standard error
+ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
+
+
+class Child:
+    """A process with a thread that collects its lines."""
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
+        """Start the process. Raises OSError."""
+        self.lines: list[dict[str, Any]] = []
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        environment = {name: value for name, value in os.environ.items() if name not in unset}
+        self._process = subprocess.Popen(  # noqa: S603 - this package's own program
+            command,
+            # With `-m`, Python imports from the current directory first, which may belong to another user.
+            cwd="/",
+            env={**environment, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def send(self, value: object) -> None:
+        """Write a line of JSON to the process, if it is still there."""
+        stdin = self._process.stdin
+        assert stdin
+        with contextlib.suppress(OSError):
+            stdin.write(json.dumps(value) + "\n")
+            stdin.flush()
+
+    def wait(self, until: float, condition: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until the condition holds or the output ends; False if neither did before this monotonic time."""
+        while time.monotonic() < until:
+            if condition() or not self._thread.is_alive():
+                return True
+            self._thread.join(0.05)
+        return False
+
+    @property
+    def status(self) -> int | None:
+        """Return the exit status; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(1.0 if not self._thread.is_alive() else 0.0)
+        return None
+
+    @property
+    def error(self) -> str:
+        """Return the last line of its standard error that names an error, or the last line."""
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - ERROR_LIMIT))
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        named = [line for line in lines if ERROR.match(line)]  # torch adds lines of advice to an error of CUDA
+        return (named or lines or [""])[-1].strip()
+
+    def kill(self) -> None:
+        """Kill the process and its session, without waiting for its end."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_WITHIN)
+        self._thread.join(END_WITHIN)
+        if not self._thread.is_alive():  # otherwise the process is still there, in the driver
+            for stream in (self._process.stdin, self._process.stdout, self._errors):
+                with contextlib.suppress(OSError):  # the pipe's reader has ended
+                    stream.close()  # type: ignore[union-attr]
+
+    def _collect(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            with contextlib.suppress(ValueError):  # a library may print something else
+                value = json.loads(line)
+                if isinstance(value, dict) and len(self.lines) < LINES_LIMIT:
+                    self.lines.append(value)
+
+
+@contextmanager
+def running(child: Child) -> Iterator[Child]:
+    """Kill the child at the end of the context."""
+    try:
+        yield child
+    finally:
+        child.kill()
