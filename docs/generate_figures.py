@@ -14,12 +14,14 @@ import yaml
 
 from rankscope.cli import py_spy, stacks
 from rankscope.cli.explaining import fetching
+from rankscope.cli.stack_text import FRAMES_LIMIT, THREADS_LIMIT
 from rankscope_exporter.diagnosis import judged
 from rankscope_exporter.diagnosis.limits import CPU_SECONDS
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.hangs import flight_recorder, plain_pickle
 from rankscope_exporter.ledger import owner_files
 from rankscope_exporter.ranks import share
+from rankscope_exporter.top.servers import SERVERS_LIMIT
 from rankscope_exporter.web import limits
 
 ROOT = Path(__file__).parents[1]
@@ -174,6 +176,12 @@ def security() -> Figures:
         ],
         "{} ordinary ranks ({} MiB)": [share.RANKS_LIMIT, share.RANKS_LIMIT * share.ORDINARY_BYTES // MIB],
         "more than {} KiB counts": [share.ORDINARY_BYTES // KIB],
+        "with a pause of {} s to the next": [int(limits.STACKS_INTERVAL)],
+        "one signal per rank in {} s": [int(limits.STACKS_INTERVAL)],
+        "takes at most {} s, of which": [int(limits.STACKS_SECONDS)],
+        "at most {} KiB of a rank and {} MiB in": [limits.STACKS_OF_RANK // KIB, limits.STACKS_BYTES // MIB],
+        "reads at most {} MiB of each, and asks at most {} nodes": [fetching.BODY_LIMIT // MIB, SERVERS_LIMIT],
+        "at most {} threads of {} calls": [THREADS_LIMIT, FRAMES_LIMIT],
         "after {} MiB, py-spy after {} s": [stacks.ANSWER_LIMIT // MIB, int(py_spy.WITHIN)],
         "at {} GiB of memory": [py_spy.MEMORY // GIB],
         "{} MiB per answer": [fetching.BODY_LIMIT // MIB],

@@ -42,7 +42,8 @@ examples:
   rankscope-exporter --no-collector.xid --run-dir /mnt/run
   rankscope-exporter --analyze node-a,node-b           diagnoses the runs that span these nodes
 pages: / (status), /metrics, /api/v1/runs, /api/v1/gpus, /api/v1/facts, /-/healthy, /-/ready
-with --web.enable-lifecycle: POST /-/release, POST /-/resume"""
+with --web.enable-lifecycle: POST /-/release, POST /-/resume
+with --web.enable-stacks: /api/v1/stacks?run=NAME"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,12 @@ class GeneralFlags:
         "--web.enable-lifecycle",
         action="store_true",
         help="allow POST /-/release, which closes the driver for a GPU reset, and /-/resume, which opens it again",
+    )
+    enable_stacks: bool = flag(
+        "--web.enable-stacks",
+        action="store_true",
+        help="allow GET /api/v1/stacks, which asks the ranks of a run for their Python stacks, for rankscope stacks "
+        "--all-nodes; as root, or as the job's user (docs/security.md)",
     )
     run_dirs: tuple[Path, ...] = flag(
         "--run-dir",

@@ -83,6 +83,7 @@ def run(settings: Config) -> None:
                 facts,
                 node=settings.node,
                 has_lifecycle=settings.enable_lifecycle,
+                stacks_of=node.ranks.scan if settings.enable_stacks else None,
             )
             with Worker("recent", INTERVAL, node.reporter.watch, "cannot check the GPUs"):
                 _serve_app(app, web_config, listeners)

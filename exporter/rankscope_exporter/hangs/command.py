@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope.cli.printable import printable
 from rankscope_exporter.hangs import flight_recorder, records
 from rankscope_exporter.hangs.flight_recorder import DumpError
-from rankscope_exporter.hangs.words import Coverage, describe_group, lines, name_ranks
+from rankscope_exporter.hangs.words import Coverage, describe_disagreement, lines
 
 DUMPS = Coverage(
     world_size=0,
@@ -36,10 +36,9 @@ def explain_dumps(path: Path) -> Iterator[str]:
     """Yield the result for the dumps in a directory or with a prefix. Raise DumpError."""
     unreadable: list[DumpError] = []
     dumps = flight_recorder.read_dumps(path, unreadable)
-    yield from lines(flight_recorder.positions(dumps), flight_recorder.groups_of(dumps), DUMPS)
-    for group, number, called in flight_recorder.find_disagreements(dumps):
-        each = ", ".join(f"{name_ranks(ranks)}: {name}" for name, ranks in called.items())
-        yield f"Ranks call different operations for collective {number:.0f} of {describe_group(group)}: {each}."
+    found = [*lines(flight_recorder.positions(dumps), flight_recorder.groups_of(dumps), DUMPS)]
+    found += [describe_disagreement(*one) for one in flight_recorder.find_disagreements(dumps)]
+    yield from dict.fromkeys(found)
     for error in unreadable[:UNREADABLE_SHOWN]:
         yield f"{error}. Its rank counts as missing."
     if len(unreadable) > UNREADABLE_SHOWN:

@@ -33,6 +33,8 @@ SAME_SIZE = re.compile(
     r"all_?reduce(_coalesced)?|broadcast|reduce|_?(all_gather|reduce_scatter)_?(base|single|.*_coalesced)?"
 )
 """Operations whose input has the same number of elements on all ranks."""
+EXCHANGE = re.compile(r"barrier|_?(all_?reduce|all_?gather|reduce_scatter|all_?to_?all)\w*")
+"""Operations that a rank can complete only with the data of all others; a broadcast is none."""
 
 
 class DumpError(Exception):
@@ -136,7 +138,9 @@ def _load(data: bytes) -> Any:
 def _parse(document: Any, rank: int) -> Dump:
     content = Content()
     document = content.mapping(document, "the dump")
-    entries = read_entries(document.get("entries"), content)
+    # In JSON, torch leaves out an empty list, as of a rank that does not wait if torch dumps only pending operations.
+    none = () if "version" in document else None
+    entries = read_entries(document.get("entries", none), content)
     groups = {
         name: _group(name, config, content)
         for name, config in _by_name(document.get("pg_config", {}), "pg_config", content)
@@ -282,10 +286,29 @@ def positions(dumps: Sequence[Dump]) -> list[Position]:
     pairs = {entry.group for dump in dumps for entry in dump.entries if entry.is_pairwise}
     collectives = [entry for dump in dumps for entry in dump.entries if not entry.is_pairwise]
     started = {(entry.group, entry.number) for entry in collectives if entry.has_started}
-    return [_position(dump, groups, pairs, started) for dump in dumps]
+    found = [_counts(dump, pairs) for dump in dumps]
+    completed: dict[str, float] = {}
+    for one in found:
+        for name, number in one.completed.items():
+            completed[name] = max(completed.get(name, number), number)
+    return [
+        replace(one, waits_in=_waits_in([*_pending_operations(dump, groups, started)], completed))
+        for dump, one in zip(dumps, found, strict=True)
+    ]
 
 
-def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str], started: set[tuple[str, float]]) -> Position:
+def _waits_in(pending: Sequence[Operation], completed: Mapping[str, float]) -> Operation | None:
+    """Return the operation that a rank waits in: one that another rank has completed, or else the first one.
+
+    `completed` has the newest collective of each group that any rank has completed. If it needs the data of all ranks,
+    this rank's device has begun it, and so it is not an earlier send or receive that stops this device.
+    """
+    began = (one for one in pending if EXCHANGE.fullmatch(one.name) and one.number <= completed.get(one.group, 0.0))
+    return next(began, None) or next(iter(pending), None)
+
+
+def _counts(dump: Dump, pairs: set[str]) -> Position:
+    """Return the numbers of the collectives that a rank has issued and completed. `pairs` are groups with sends."""
     issued: dict[str, float] = {}
     completed: dict[str, float] = {}
     for name, counts in dump.status.items():
@@ -296,8 +319,7 @@ def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str], started:
         pending = [entry.number - 1.0 for entry in entries if not entry.is_complete]
         issued[name] = max(issued.get(name, 0.0), newest)
         completed[name] = min(completed.get(name, newest), *pending, newest)
-    waits_in = next(_pending_operations(dump, groups, started), None)
-    return Position(dump.rank, issued, completed, waits_in)
+    return Position(dump.rank, issued, completed)
 
 
 def _collectives(dump: Dump) -> Mapping[str, list[Entry]]:

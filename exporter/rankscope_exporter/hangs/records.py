@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, all_ranks
 from rankscope.record import layout
-from rankscope.record.group_name import members
+from rankscope.record.group_name import members, name_ranks
 from rankscope.record.stopped import is_stopped
 from rankscope.record.text import NUMBER
 from rankscope_exporter.diagnosis.waits import (
@@ -23,7 +23,7 @@ from rankscope_exporter.diagnosis.waits import (
     with_unused_groups,
 )
 from rankscope_exporter.hangs.flight_recorder import Group
-from rankscope_exporter.hangs.words import Coverage, lines, name_ranks
+from rankscope_exporter.hangs.words import UNKNOWN, Coverage, lines
 
 HANGS_AFTER = 5.0
 """Seconds without progress; few steps take longer."""
@@ -116,7 +116,7 @@ def find_positions(living: Sequence[RecordedRank], groups: Mapping[str, Sequence
 
 def _unfinished(one: Position, issued: Mapping[int, Mapping[str, float]]) -> Operation | None:
     group = unfinished_group(one.rank, issued)
-    return None if group is None else Operation("collective", group, one.issued[group])
+    return None if group is None else Operation(UNKNOWN, group, one.issued[group])
 
 
 def _ranks(run: str | None, run_dirs: Sequence[Path]) -> tuple[list[RecordedRank], Mapping[int, str]]:
@@ -125,7 +125,7 @@ def _ranks(run: str | None, run_dirs: Sequence[Path]) -> tuple[list[RecordedRank
         every = [one for directory in run_dirs for one in all_ranks(directory)]
     except RunDirectoryError as error:
         raise NoRanksError(str(error)) from error
-    living = _living(run, [one for one in every if one.snapshot.alive], run_dirs)
+    living = _living(run, every, run_dirs)
     known = {one.rank for one in living}
     began = min(one.snapshot["started_monotonic"] for one in living)
     ended = {
@@ -140,19 +140,31 @@ def _ranks(run: str | None, run_dirs: Sequence[Path]) -> tuple[list[RecordedRank
 
 
 def _living(run: str | None, every: Sequence[RecordedRank], run_dirs: Sequence[Path]) -> list[RecordedRank]:
+    every, ended = [one for one in every if one.snapshot.alive], [one for one in every if not one.snapshot.alive]
     runs = sorted({one.run for one in every})
     if run is None and len(runs) > 1:
         raise NoRanksError(f"several runs found; choose one with --run: {', '.join(runs)}")
     found = [one for one in every if run in (None, one.run)]
     if not found:
-        raise NoRanksError(
-            f"no living rank{'' if run is None else f' of run {run}'} in {', '.join(map(str, run_dirs))}"
-        )
+        named = "" if run is None else f" of run {run}"
+        raise NoRanksError(f"no living rank{named} in {', '.join(map(str, run_dirs))}{_ends(run, ended)}")
     if len({one.owner for one in found}) > 1:  # another user's run with the same name must not be mixed in
         found = [one for one in found if one.owner == os.geteuid()]
     if not found:
         raise NoRanksError(f"several users have a run {run}; run this command as the job's user")
     return sorted(found, key=lambda one: int(one.rank))
+
+
+def _ends(run: str | None, ended: Sequence[RecordedRank]) -> str:
+    """Return how the ranks of the caller's run have ended, as the end of a message; nothing if there are several."""
+    own = [one for one in ended if run in (None, one.run) and os.geteuid() in (0, one.owner)]
+    by_reason: dict[str, list[int]] = defaultdict(list)
+    for one in own:
+        by_reason[one.snapshot.exit_reason or "unknown"].append(int(one.rank))
+    if len({one.run for one in own}) != 1 or len(own) > len({one.rank for one in own}):
+        return ""
+    ends = sorted(by_reason.items(), key=lambda item: (len(item[1]), item[1]))
+    return f"; ended: {', '.join(f'{name_ranks(ranks).lower()} ({reason})' for reason, ranks in ends)}"
 
 
 def _world_size(living: Sequence[RecordedRank]) -> int:

@@ -10,16 +10,22 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from threading import Lock
 from typing import TypeVar
+from urllib.parse import urlencode
 
 from pydantic import TypeAdapter
 
 from rankscope.cli.explaining.fetching import Answer as HttpAnswer
 from rankscope.cli.explaining.fetching import FetchError, within
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
+from rankscope.cli.rank_stacks import RankStacks, StacksReport
 from rankscope_exporter.report.gpus import GpuReport, GpusReport
 from rankscope_exporter.report.runs import ANALYZED, NodeReport, RunReport, ordered, places
 
 ANSWERS_WITHIN = 10.0
+STACKS_WITHIN = 30.0
+"""The time of the exporter for a response: other clients' answers may be made first."""
+LARGEST = 2**53
+"""The largest count of a record."""
 ASK_INTERVAL = 2.0
 """Seconds between two requests to the analyzer, while this node's report is read."""
 READ_FOR, KNOWN_FOR = 30.0, 15.0
@@ -40,6 +46,7 @@ class RemoteReport:
     """The URLs of the exporters that it asks: the first ones."""
 
 
+STACKS = TypeAdapter(StacksReport)
 REPORT = TypeAdapter(RemoteReport)
 GPUS = TypeAdapter(GpusReport)
 ReportT = TypeVar("ReportT")
@@ -59,6 +66,22 @@ def fetch_gpus(server: Prometheus, seconds: float = ANSWERS_WITHIN) -> Sequence[
     """Return the GPUs at `/api/v1/gpus` of an exporter; none from an analyzer. Raise RemoteError."""
     answer = _ask(server, "gpus", seconds, HTTPStatus.NOT_FOUND)
     return () if answer.status == HTTPStatus.NOT_FOUND else _validated(server, GPUS, answer).gpus
+
+
+def fetch_stacks(server: Prometheus, run: str) -> Sequence[RankStacks]:
+    """Return the ranks of a run at `/api/v1/stacks` of an exporter, none if it has none. Raise RemoteError."""
+    page = f"stacks?{urlencode({'run': run})}"
+    answer = _ask(server, page, STACKS_WITHIN, HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN)
+    if answer.status == HTTPStatus.FORBIDDEN:
+        raise RemoteError("does not allow it: its exporter runs without --web.enable-stacks")
+    if answer.status == HTTPStatus.NOT_FOUND:
+        if b'"error"' in answer.body:
+            return ()
+        raise RemoteError("its exporter is too old for stacks")
+    ranks = _validated(server, STACKS, answer).ranks
+    if any(abs(number) > LARGEST for one in ranks for number in (one.rank, one.step, one.number, one.pid)):
+        raise RemoteError("its answer has a number that no exporter sends")
+    return ranks
 
 
 def _ask(server: Prometheus, page: str, seconds: float, *allowed: HTTPStatus) -> HttpAnswer:

@@ -1,4 +1,4 @@
-"""The exporter's pages: /, /metrics, /api/v1/runs, /api/v1/gpus, /api/v1/facts, /-/healthy, and those of lifecycle.py.
+"""The exporter's pages: /, /metrics, /-/healthy, those below /api/v1, and those of lifecycle.py.
 
 All other paths are 404.
 """
@@ -6,7 +6,7 @@ All other paths are 404.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from anyio.to_thread import current_default_thread_limiter
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rankscope_exporter.exposition.scrape import Scrape, accepts_gzip, negotiate_format
 from rankscope_exporter.node_facts.recorder import NodeFacts
 from rankscope_exporter.node_facts.wire import ANALYZER
+from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.gpus import GpusReport, report_gpus
@@ -32,6 +33,7 @@ from rankscope_exporter.web.pages import (
     track_page,
     wait_for_turn,
 )
+from rankscope_exporter.web.stacks import add_stacks
 from rankscope_exporter.web.status_assets import POLICY
 from rankscope_exporter.web.status_page import link_below, render_status
 
@@ -89,10 +91,12 @@ def create_app(
     *,
     node: str = "",
     has_lifecycle: bool = False,
+    stacks_of: Callable[[], Scan | None] | None = None,
 ) -> ASGIApp:
     """Return the ASGI application of the node with this name.
 
-    `gpus` knows whether the exporter is ready; `has_lifecycle` allows a release.
+    `gpus` knows whether the exporter is ready; `has_lifecycle` allows a release. `stacks_of`, if
+    the stacks of ranks are allowed, returns the ranks.
     """
     app = FastAPI(lifespan=limit_threads, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
@@ -111,6 +115,7 @@ def create_app(
         _add_api(app, scrape, reporter)
     if facts:
         _add_facts(app, facts, reporter)
+    add_stacks(app, stacks_of)
     add_lifecycle(app, gpus, is_allowed=has_lifecycle)
     return MetricsFirst(app, scrape)
 

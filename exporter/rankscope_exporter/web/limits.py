@@ -74,6 +74,20 @@ SLOW_PAGE_INTERVAL = 1.0
 SLOW_PAGE_SHARE = 0.05
 """Share of a CPU for each of the three. A page for eight ranks takes about 5 ms, so that the interval bounds it."""
 
+STACKS_INTERVAL = 5.0
+"""Seconds from an answer with the stacks of a run's ranks to the next, for all clients and runs. Each takes a process
+about a millisecond, and this one 0.1 s of waiting for each rank."""
+
+STACKS_SECONDS = 8.0
+"""Time for the stacks of a run, with the same share for each user. A rank takes 0.1 s, and up to 5 s if it does not
+answer. With STACKS_INTERVAL, this fits twice into RESPONSE_SECONDS."""
+
+STACKS_OF_RANK = 64 * 1024
+"""Characters of a rank's stacks. Ten threads of fifty calls take 40 kB."""
+
+STACKS_BYTES = 2 * 1024 * 1024
+"""Size of all stacks in an answer: eight ranks, each with four times as much."""
+
 PAGE_BYTES = 6 * 1024 * 1024
 """Size of all different pages that are being sent: three of the largest that attacks make. One page may be larger if it
 is the only one."""

@@ -24,7 +24,7 @@ from tests.exporter.job_report.test_queries import ANSWERS
 from tests.exporter.ranks.test_fuzz import made
 from validation.fuzz.explain import values
 
-from rankscope.cli import stacks
+from rankscope.cli import rank_stacks, show_stacks
 from rankscope.cli.explaining.answers import MalformedError, Sample, samples
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 from rankscope.record import reader
@@ -135,10 +135,10 @@ def test_no_record_breaks_a_command(
 ) -> None:
     choose, outcome = random.Random(3), Counter[str]()
     monkeypatch.setattr(reader, "is_running", lambda *_: True)
-    monkeypatch.setattr(stacks, "stacks", lambda _: "")
+    monkeypatch.setattr(rank_stacks, "stacks", lambda *_, **__: "")
     commands: dict[str, Callable[[], int]] = {
         "hang": lambda: hang(None, None, [run_dir]),
-        "stacks": lambda: stacks.show(None, None, run_dir, sys.stdout),
+        "stacks": lambda: show_stacks.show(None, None, run_dir, sys.stdout),
         "report": lambda: show(ReportRequest(run_dir=run_dir)),
     }
     for number in range(INPUTS):

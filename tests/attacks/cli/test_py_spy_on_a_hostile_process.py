@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
 from testing.waiting import eventually
 from tests.attacks.cli_support import ask, process
 
-from rankscope.cli import living_ranks, py_spy, stacks
+from rankscope.cli import living_ranks, py_spy, rank_stacks, show_stacks
 
 MIB = 1024**2
 RANK = 'w = publish("e.0"); live()'
@@ -23,12 +22,12 @@ def fake(directory: Path, script: str) -> str:
 
 
 def test_names_of_threads_and_functions_are_printed_escaped(run_dir: Path, tmp_path: Path) -> None:
-    path = fake(tmp_path, r"""printf 'Thread 1 (idle): "\033]0;owned\007"\n    \302\2332Jloop (a.py:1)\r\n'""")
+    path = fake(tmp_path, r"""printf 'Thread 1 (idle): "\033]0;owned\007"\n    \302\2332Jloop (\033[2Ja.py:1)\r\n'""")
     with process(RANK, run_dir, user=0):
         answer = ask(run_dir, path=path)
     assert answer.returncode == 0
     assert all(line.isprintable() for line in answer.stdout.split("\n"))
-    assert r'Thread 1 (idle): "\x1b]0;owned\x07"' in answer.stdout
+    assert r"\x9b2Jloop" in answer.stdout
 
 
 def test_output_without_end_is_cut_off(run_dir: Path, tmp_path: Path) -> None:
@@ -55,14 +54,15 @@ def test_after_a_partial_answer_and_an_error_the_hook_is_asked(tmp_path: Path, m
 
 
 def test_slow_ranks_of_one_user_delay_no_ranks_of_others(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "stacks", lambda rank: f"asked of {rank.owner}")
+    monkeypatch.setattr(rank_stacks, "stacks", lambda rank, **_: f"asked of {rank.owner}")
     with process('w = [publish(f"e.{n}", rank=str(n)) for n in range(2)]; live()', run_dir, user=0):
         found = [
-            living_ranks.RecordedRank(one.snapshot, owner) for owner in (1, 2) for one in stacks._living([run_dir])
+            living_ranks.RecordedRank(one.snapshot, owner)
+            for owner in (1, 2)
+            for one in show_stacks.ranks_in([run_dir])
         ]
-    monkeypatch.setattr(stacks, "OWNER_WITHIN", 0.0)
     spent = iter(range(100))
-    monkeypatch.setattr(stacks.time, "monotonic", lambda: float(next(spent)))
-    out = io.StringIO()
-    assert stacks._show(found, out) == 1
-    assert [out.getvalue().count(text) for text in ("asked of 1", "asked of 2", "skipped: ")] == [1, 1, 2]
+    monkeypatch.setattr(rank_stacks.time, "monotonic", lambda: float(next(spent)))
+    asked = [(one.owner, one.text, one.reason) for one in rank_stacks.ask_all(found, 1.0)]
+    skipped = "skipped: other ranks of the same user took 1 s"
+    assert asked == [(1, "asked of 1", ""), (1, "", skipped), (2, "asked of 2", ""), (2, "", skipped)]

@@ -14,6 +14,7 @@ from tests.exporter.web.conftest import READY, running
 
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.node_facts.recorder import NodeFacts
+from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.report.runs import Reporter
 from rankscope_exporter.web.app import create_app
 
@@ -41,10 +42,14 @@ class Large:
 
 @contextmanager
 def server(
-    *collectors: Large, web_config: Path | None = None, facts: NodeFacts | None = None, reporter: Reporter | None = None
+    *collectors: Large,
+    web_config: Path | None = None,
+    facts: NodeFacts | None = None,
+    reporter: Reporter | None = None,
+    stacks_of: Callable[[], Scan | None] | None = None,
 ) -> Iterator[tuple[int, int]]:
     """Run the exporter's server in this process; yield its port on 127.0.0.1, and on ::1, another address."""
-    app = create_app(Scrape(collectors), READY, reporter, facts or NodeFacts("node-a", "boot"))
+    app = create_app(Scrape(collectors), READY, reporter, facts or NodeFacts("node-a", "boot"), stacks_of=stacks_of)
     with ExitStack() as stack:
         listeners = [
             stack.enter_context(socket.create_server((host, 0), family=family, backlog=128))

@@ -141,6 +141,25 @@ def test_if_all_stages_send_or_receive_no_rank_is_blamed(tmp_path, capsys) -> No
     assert capsys.readouterr().out.startswith("No rank is late: 3 of 3 ranks wait")
 
 
+def test_ranks_in_different_operations_are_listed_and_no_network_is_blamed(tmp_path, capsys) -> None:
+    barrier = waiting(0, 5.0) | {"collective_op": layout.OPS.index("barrier") + 1}
+    with ranks(tmp_path, waiting(0, 5.0), waiting(0, 5.0), barrier):
+        assert show(None, "r", [tmp_path]) == 0
+    line, *others = capsys.readouterr().out.splitlines()
+    assert line == (
+        "Ranks call different operations for collective 5 of group 0-2 (ranks 0-2): Ranks 0-1: all_reduce, "
+        "Rank 2: barrier."
+    )
+    assert "network" not in "".join(others)
+
+
+def test_without_a_living_rank_it_says_how_the_ranks_of_the_run_have_ended(tmp_path, capsys) -> None:
+    for rank, ended in enumerate((layout.RUNNING, layout.EXCEPTION, layout.EXCEPTION)):
+        publish(tmp_path, f"r.{rank}", {"ended": ended}, rank=str(rank))
+    assert show(None, "r", [tmp_path]) == 2
+    assert capsys.readouterr().err.endswith("; ended: rank 0 (killed), ranks 1-2 (exception)\n")
+
+
 def test_the_run_has_to_be_named_if_there_are_several(tmp_path, capsys) -> None:
     with ranks(tmp_path, counted(1.0), run="a"), ranks(tmp_path, counted(1.0), run="b"):
         assert show(None, None, [tmp_path]) == 2

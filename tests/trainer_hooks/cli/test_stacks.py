@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from testing.programs import Program, python, running
-from testing.records import living_rank, publish
+from testing.records import publish
 from testing.waiting import eventually
 from tests.attacks.cli_support import ask
 from tests.trainer_hooks.scripts import TRAIN, WITHOUT_TORCH, watched
 
 from rankscope.cli import stacks
+from rankscope.cli.living_ranks import RecordedRank, all_ranks
+from rankscope.cli.rank_stacks import read_rank_stacks
+from rankscope.cli.show_stacks import show
+from rankscope.cli.stacks_page import lines
 from rankscope.process.stack_dump import SIGNAL, StackDump
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
@@ -62,8 +69,21 @@ def test_a_waiting_rank_answers_with_all_its_threads_and_continues(run_dir: Path
         assert is_still_here(job)
     for answer in answers:
         assert answer.returncode == 0, answer.stderr
-        assert answer.stdout.startswith(f"=== run job, rank 0, pid {job.pid}: other for ")
-        assert answer.stdout.count("in loiter") == answer.stdout.count("in helper") == 1
+        assert answer.stdout.startswith("Rank 0 stands in <string>")
+        assert f"\nRank 0: pid {job.pid}, other for " in answer.stdout
+        assert answer.stdout.count("in loiter\n") == answer.stdout.count("in helper\n") == 1
+
+
+def test_answers_that_were_read_take_no_memory_of_the_job(run_dir: Path) -> None:
+    with process(WITHOUT_TORCH + LISTEN) as job:
+        [rank] = all_ranks(run_dir)
+        [file] = [fd for fd in Path(f"/proc/{job.pid}/fd").iterdir() if "rankscope-stacks" in str(fd.readlink())]
+        allocated = []
+        while file.stat().st_size < 4 * mmap.PAGESIZE:
+            assert "in loiter" in stacks.stacks(rank, with_py_spy=False)
+            allocated.append(file.stat().st_blocks * 512)
+        assert is_still_here(job)
+    assert max(allocated) <= mmap.PAGESIZE
 
 
 def test_a_rank_that_is_stuck_in_a_c_call_answers_too(run_dir: Path) -> None:
@@ -79,8 +99,8 @@ def test_py_spy_is_used_if_it_is_installed_and_permitted(run_dir: Path) -> None:
         answer = ask(run_dir, path=path)
         assert is_still_here(job)
     assert answer.returncode == 0
-    assert "loiter" in answer.stdout
-    assert ("Python v3" in answer.stdout) == (permitted.returncode == 0)
+    assert "in loiter" in answer.stdout
+    assert ("  idle threads: " in answer.stdout) == (permitted.returncode != 0)
 
 
 def test_the_hook_answers_if_py_spy_is_not_permitted(run_dir: Path, tmp_path: Path) -> None:
@@ -94,8 +114,8 @@ def test_the_hook_answers_if_py_spy_is_not_permitted(run_dir: Path, tmp_path: Pa
 def test_only_the_selected_ranks_are_shown(run_dir: Path) -> None:
     with process(WITHOUT_TORCH + LISTEN, RANK="0"), process(WITHOUT_TORCH + LISTEN, RANK="1"):
         both, one = ask(run_dir), ask(run_dir, "--run=job", "--rank=1")
-    assert [line.split(",")[1] for line in both.stdout.splitlines() if "===" in line] == [" rank 0", " rank 1"]
-    assert [line.split(",")[1] for line in one.stdout.splitlines() if "===" in line] == [" rank 1"]
+    assert re.findall(r"^Ranks? .*?(?=: pid)", both.stdout, re.MULTILINE) == ["Ranks 0-1 (2 ranks)"]
+    assert re.findall(r"^Ranks? .*?(?=: pid)", one.stdout, re.MULTILINE) == ["Rank 1"]
 
 
 def test_without_a_living_rank_it_prints_a_message_and_exits_with_2(run_dir: Path) -> None:
@@ -151,17 +171,43 @@ def test_a_signal_that_the_job_handles_is_not_used(run_dir: Path) -> None:
         assert is_still_here(job)
 
 
-def test_a_stopped_rank_is_reported_after_a_timeout(
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_stopped_rank_gets_no_signal_and_is_said_to_be_stopped(run_dir: Path, is_installed: bool) -> None:
+    path = str(Path(sys.executable).parent) if is_installed else "/nowhere"
+    with process(WITHOUT_TORCH + LISTEN) as job:
+        job.send_signal(signal.SIGSTOP)
+        eventually(lambda: is_stopped(job.pid))
+        answer = ask(run_dir, path=path)
+        pending = Path(f"/proc/{job.pid}/status").read_text()
+        job.send_signal(signal.SIGCONT)
+        assert is_still_here(job)
+    assert re.search(r"^ShdPnd:\s+0+$", pending, re.MULTILINE)
+    where = r"(gives no stacks: |stands in <string>:\d+ in loiter, )"
+    assert re.match(rf"Rank 0 {where}stopped by a signal \(state T\)\.\n", answer.stdout)
+
+
+def test_a_rank_that_has_ended_is_named_if_another_one_is_alive(run_dir: Path) -> None:
+    with process(TRAIN + LISTEN, RANK="0"):
+        with process(TRAIN + LISTEN, RANK="1") as killed:
+            killed.end()
+        answer = ask(run_dir)
+        only = ask(run_dir, "--rank=0")
+    assert answer.returncode == 1
+    assert answer.stdout.startswith("Rank 0 stands in <string>")
+    assert "; rank 1 gives no stacks: it has ended (killed).\n" in answer.stdout
+    assert f"\nRank 1: pid {killed.pid}, last in other, step 1\n" in answer.stdout
+    assert "Rank 1" not in only.stdout
+
+
+def test_a_rank_that_blocks_the_signal_is_reported_after_a_timeout(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(stacks, "ANSWER_WITHIN", 0.3)
-    with process(WITHOUT_TORCH + LISTEN) as job:
-        job.send_signal(signal.SIGSTOP)
-        assert stacks.show(None, None, run_dir, sys.stdout) == 1
-        job.send_signal(signal.SIGCONT)
+    with process(WITHOUT_TORCH + f"signal.pthread_sigmask(signal.SIG_BLOCK, [{int(SIGNAL)}])\n" + LISTEN) as job:
+        assert show(None, None, run_dir, sys.stdout) == 1
         assert is_still_here(job)
-    assert "the process is stopped" in capsys.readouterr().out
+    assert "no answer within 0.3 s (state S" in capsys.readouterr().out
 
 
 def test_a_forked_child_does_not_answer_and_its_parent_still_does(run_dir: Path) -> None:
@@ -202,21 +248,16 @@ def test_a_handler_that_the_job_sets_later_is_kept() -> None:
         signal.signal(SIGNAL, signal.SIG_DFL)
 
 
-def test_the_heading_of_a_stopped_rank_says_so(run_dir: Path) -> None:
-    with living_rank(run_dir) as rank:
-        [path] = run_dir.glob("*.rank")
-        assert stacks.heading(read_rank(path)).endswith(", step 0")
-        rank.send_signal(signal.SIGSTOP)
-        eventually(lambda: is_stopped(rank.pid))
-        assert stacks.heading(read_rank(path)).endswith(", step 0, stopped")
-
-
-def test_the_heading_names_the_open_collective(run_dir: Path) -> None:
+def test_the_line_of_a_group_names_the_open_collective(run_dir: Path) -> None:
     slots = {"steps": 41, "phase": layout.COLLECTIVE_WAIT, "collective_group": 1}
     writer, path = publish(run_dir, slots=slots, pid="7", groups=["0-3", "0,2"])
-    assert ", in " not in stacks.heading(read_rank(path))
+
+    def line() -> str:
+        rank = read_rank_stacks(RecordedRank(replace(read_rank(path), alive=True), 0), "", "a test")
+        return next(line for line in lines([rank]) if line.startswith("Rank 0: "))
+
+    assert ", in " not in line()
     writer.slots[INDEX["collective_op"]] = layout.OPS.index("all_gather") + 1
     writer.slots[INDEX["group_collectives"] + 1] = 17
-    heading = stacks.heading(read_rank(path))
-    assert heading.startswith("=== run r, rank 0, pid 7: collective_wait for ")
-    assert heading.endswith(" s, step 41, in all_gather of ranks 0,2, number 17")
+    assert line().startswith("Rank 0: pid 7, collective_wait for ")
+    assert line().endswith(" s, step 41, in all_gather of ranks 0,2, number 17")

@@ -25,9 +25,11 @@ process. The same without this command: RANKSCOPE=1 torchrun … train.py, or in
 rankscope.instrument(). Rank 0 prints where its record is and, at the end, where its time went; RANKSCOPE_QUIET=1 turns
 these lines off."""
 STACKS_DESCRIPTION = """\
-Print the Python stacks of all threads of all living ranks on this machine, from py-spy if it is installed and
-permitted, else from the hook. Run it as the job's user, inside the job's container if it has one; root sees the ranks
-of all users. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is no rank."""
+Show where the living ranks on this machine stand: one sentence about what differs, then the Python stacks, once for all
+ranks that have the same, the rank that differs first. They come from py-spy if it is installed and permitted, else from
+the hook. Run it as the job's user, inside the job's container if it has one; root sees the ranks of all users. Changes
+nothing in the job. With --all-nodes, shows the ranks of a run on all nodes whose exporters allow it. Exits with 1 if a
+rank does not answer, with 2 if there is no rank."""
 EXPLAIN_DESCRIPTION = """\
 Explain why a run is slow: its lost GPU time by cause, the worst finding with its evidence and advice, other findings,
 and alerts about its GPUs. Of several runs, each has a line, the worst first. Needs a Prometheus that scrapes the
@@ -65,8 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.action != "run" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding cannot show
     if options.action == "stacks":
-        from rankscope.cli.stacks import show
+        from rankscope.cli.show_stacks import show
 
+        if options.all_nodes or options.url:
+            from rankscope.cli.top import stacks
+
+            if not options.url:
+                parser.error("stacks: --all-nodes needs the URLs of exporters, or of an analyzer, with --url")
+            sys.exit(_status_of(lambda: stacks(options.url, options.header, options.run, options.rank)))
         sys.exit(_status_of(lambda: show(options.run, options.rank, options.run_dir)))
     if options.action == "explain":
         from rankscope.cli.explaining.command import show as explain
@@ -150,10 +158,18 @@ def make_parser() -> argparse.ArgumentParser:
         help="directory for the records (default: $RANKSCOPE_RUN_DIR, else /run/rankscope or /dev/shm/rankscope)",
     )
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the training command")
-    stacks = commands.add_parser("stacks", help="print the Python stacks of the ranks", description=STACKS_DESCRIPTION)
+    stacks = commands.add_parser("stacks", help="show where each rank stands", description=STACKS_DESCRIPTION)
     stacks.add_argument("--run", metavar="NAME", help="only the ranks of this run")
     stacks.add_argument("--rank", metavar="N", help="only this rank, or several (`4-7`, `0,2,5`)")
     stacks.add_argument("--run-dir", type=Path, metavar="DIR", help=f"directory of the records ({RUN_DIRS})")
+    stacks.add_argument(
+        "--all-nodes",
+        action="store_true",
+        help="show a run on all nodes, from the exporters at --url (needs rankscope[top]): each must run with "
+        "--web.enable-stacks, as root or as the job's user",
+    )
+    _add_urls(stacks, "exporters to ask, or an analyzer that names them,")
+    _add_header(stacks)
     _add_explain(commands.add_parser("explain", help="explain why a run is slow", description=EXPLAIN_DESCRIPTION))
     _add_top(commands.add_parser("top", help="show what is wrong on this machine", description=TOP_DESCRIPTION))
     hang = commands.add_parser("hang", help="show which ranks block a run that hangs", description=HANG_DESCRIPTION)
@@ -212,14 +228,7 @@ def _add_top(top: argparse.ArgumentParser) -> None:
     top.add_argument(
         "--once", action="store_true", help="measure for 10 s (30 s if steps are long), print once and exit"
     )
-    top.add_argument(
-        "--url",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="show instead the nodes of these exporters, or of an analyzer, at http://HOST:PORT, USER:PASSWORD@ if "
-        "needed; such as http://node{1..8}:10417",
-    )
+    _add_urls(top, "show instead the nodes of these exporters, or of an analyzer,")
     _add_header(top)
     top.add_argument(
         "--json", action="store_true", help="print one line of JSON, as the exporter's /api/v1/runs (docs/api.md)"
@@ -235,6 +244,16 @@ def _add_run_dirs(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help=f"directory of the records; may be repeated ({RUN_DIRS})",
+    )
+
+
+def _add_urls(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument(
+        "--url",
+        nargs="+",
+        action="extend",
+        default=[],
+        help=f"{what} at http://HOST:PORT, USER:PASSWORD@ if needed; such as http://node{{1..8}}:10417",
     )
 
 

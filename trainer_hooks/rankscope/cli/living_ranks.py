@@ -39,11 +39,6 @@ class RecordedRank:
         return str(self.snapshot.info["rank"])
 
 
-def living_ranks(directory: Path) -> list[RecordedRank]:
-    """Return the living ranks of a directory; none if it does not exist. Raises RunDirectoryError."""
-    return [rank for rank in all_ranks(directory) if rank.snapshot.alive]
-
-
 def all_ranks(directory: Path) -> list[RecordedRank]:
     """Return all ranks of a directory, including ended ones. Raises RunDirectoryError."""
     try:

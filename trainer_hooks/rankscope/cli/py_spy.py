@@ -16,16 +16,19 @@ ENDS_WITHIN = 5.0  # seconds after SIGKILL; a process blocked in the kernel is l
 MEMORY = 2 * 1024**3  # bytes; a process with torch takes 12 MiB
 
 
-def stacks_by_py_spy(pid: int, limit: int) -> str:
-    """Return at most `limit` bytes of py-spy's output; empty if it is not installed, not permitted or too slow."""
+def stacks_by_py_spy(pid: int, limit: int, within: float = WITHIN, *, is_still: bool = False) -> str:
+    """Return at most `limit` bytes of py-spy's output; empty if it is not installed, not permitted or too slow.
+
+    A process that `is_still`, because it is stopped or waits in the kernel, is not paused: that would not end.
+    """
     command = shutil.which("py-spy")
     if command is None:
         return ""
-    deadline = time.monotonic() + WITHIN
+    deadline = time.monotonic() + within
     try:
         # In a new session, so that its child processes end with it.
         process = subprocess.Popen(  # noqa: S603 - the user's own py-spy, with a number
-            [command, "dump", "--pid", str(pid)],
+            [command, "dump", "--pid", str(pid), *["--nonblocking"] * is_still],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -25,9 +25,7 @@ def show(
 
     It is 2 if a package is missing, or if nothing answers at the URLs.
     """
-    if absent := missing(REQUIRED):
-        text = f"rankscope top: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"
-        print(text, file=sys.stderr)  # noqa: T201 - a command
+    if not _has_packages("top", REQUIRED):
         return 2
     from rankscope_exporter.top.command import show as follow
     from rankscope_exporter.top.command import show_remote
@@ -35,6 +33,15 @@ def show(
     if urls:
         return show_remote(urls, headers, once=once, is_json=is_json)
     return follow(run_dirs or default_run_dirs(), once=once, is_json=is_json)
+
+
+def stacks(urls: Sequence[str], headers: Sequence[str], run: str | None, rank: str | None) -> int:
+    """Show where the ranks of a run stand on all nodes. Returns the exit status, 2 if a package is missing."""
+    if not _has_packages("stacks --all-nodes", REQUIRED):
+        return 2
+    from rankscope_exporter.top.stacks import show as show_stacks
+
+    return show_stacks(urls, headers, run, rank)
 
 
 def explain(run: str | None, owner: str | None, *, with_explained: bool = False) -> bool:
@@ -80,9 +87,7 @@ def report(options: argparse.Namespace) -> int:
 
 def check_node(options: argparse.Namespace) -> int:
     """Check the node's GPUs and limits, and print what is wrong. Returns the exit status."""
-    if absent := missing(("pynvml", "yaml") if options.simulate else ("pynvml",)):
-        text = f"rankscope check-node: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"
-        print(text, file=sys.stderr)  # noqa: T201 - a command
+    if not _has_packages("check-node", ("pynvml", "yaml") if options.simulate else ("pynvml",)):
         return 2
     from rankscope_exporter.node_check.command import CheckRequest
     from rankscope_exporter.node_check.command import show as show_check
@@ -97,6 +102,13 @@ def check_node(options: argparse.Namespace) -> int:
             is_json=options.json,
         )
     )
+
+
+def _has_packages(command: str, names: Sequence[str]) -> bool:
+    if absent := missing(names):
+        text = f"rankscope {command}: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"
+        print(text, file=sys.stderr)  # noqa: T201 - a command
+    return not absent
 
 
 def missing(names: Sequence[str], find: Callable[[str], object] = importlib.util.find_spec) -> Sequence[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 
 FORM = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?|\d{1,9}(?:,\d{1,9})*")
 LARGEST = 100_000  # ranks of a group
@@ -31,3 +32,15 @@ def members(name: str) -> Sequence[int]:
         return tuple(sorted(map(int, name.split(","))))
     ranks = range(int(match[1]), int(match[2]) + 1, int(match[3] or 1) or 1)
     return ranks if len(ranks) <= LARGEST else ()
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return `Rank 3`, or for several ranks `Ranks 0-2,5`."""
+    return f"Rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Return numbers in short form, such as `0-2,5`."""
+    consecutive = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in run] for _, run in consecutive]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -9,22 +9,34 @@ from pathlib import Path
 from rankscope.record.process_stat import PROCFS
 
 CGROUPS = Path("/sys/fs/cgroup")
-STATES = (b"T", b"t")
-"""The process states `stopped` (SIGSTOP) and `tracing stop` (a debugger)."""
+STATES = {b"T": "stopped by a signal (state T)", b"t": "stopped by a debugger (state t)"}
+"""What has stopped a process, by its state."""
 FROZEN = re.compile(rb"^(?:frozen 1|FROZEN)$", re.MULTILINE)
 """A frozen cgroup, in version 2 and 1."""
 
 
 def is_stopped(pid: int, procfs: Path = PROCFS, cgroups: Path = CGROUPS) -> bool:
     """Return whether a process is stopped; false if that is not known."""
-    with suppress(OSError):
-        return has_stopped_state((procfs / str(pid) / "stat").read_bytes()) or is_frozen(pid, procfs, cgroups)
-    return False
+    return bool(describe_stop(pid, procfs, cgroups))
+
+
+def describe_stop(pid: int, procfs: Path = PROCFS, cgroups: Path = CGROUPS) -> str:
+    """Return what has stopped a process; empty if it is not stopped, or if that is not known."""
+    try:
+        state = read_state((procfs / str(pid) / "stat").read_bytes())
+    except OSError:
+        return ""
+    return STATES.get(state) or "stopped by a frozen cgroup" * is_frozen(pid, procfs, cgroups)
 
 
 def has_stopped_state(stat: bytes) -> bool:
     """Return whether the content of /proc/PID/stat is that of a process which a signal or a debugger has stopped."""
-    return stat.rpartition(b")")[2].split()[0] in STATES
+    return read_state(stat) in STATES
+
+
+def read_state(stat: bytes) -> bytes:
+    """Return the letter of a process's state from the content of /proc/PID/stat."""
+    return stat.rpartition(b")")[2].split()[0]
 
 
 def is_frozen(pid: int, procfs: Path = PROCFS, cgroups: Path = CGROUPS) -> bool:
