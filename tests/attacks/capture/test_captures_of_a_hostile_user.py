@@ -7,7 +7,9 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -26,13 +28,13 @@ SECRET = "argument-of-another-user"
 
 
 @pytest.fixture
-def captures(tmp_path: Path) -> Path:
-    """Return the directory of the captures of the exporter's user."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o711)
-    path = tmp_path / "captures"
-    path.mkdir(mode=0o711)
-    return path
+def captures() -> Iterator[Path]:
+    """Yield the directory of captures. Other users cannot enter pytest's own directories."""
+    with TemporaryDirectory(prefix="rankscope-test-") as directory:
+        Path(directory).chmod(0o711)
+        path = Path(directory) / "captures"
+        path.mkdir(mode=0o711)
+        yield path
 
 
 def request(run_dir: Path, run: str, owner: int, limit: int = 256) -> Request:
