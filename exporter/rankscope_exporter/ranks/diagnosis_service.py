@@ -28,6 +28,7 @@ from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.judged_runs import Diagnosis, JudgedRuns
 from rankscope_exporter.ranks.look import Look, PollHistory
+from rankscope_exporter.ranks.oom_kills import read_oom_kills
 from rankscope_exporter.ranks.principals import principal_of
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.readings import reading
@@ -123,6 +124,7 @@ class DiagnosisService(JudgedRuns):
 
     def _readings(self, scan: Scan, gpus: Mapping[str, RankGpu]) -> Mapping[Run, list[RankReading]]:
         aligned, processes, fault = self._alignment.counters, self._processes.found, self._network.fault
+        oom_kills = read_oom_kills() if scan.ranks else None
         found: dict[Run, list[RankReading]] = defaultdict(list)
         uuids: dict[Run, dict[int, str]] = defaultdict(dict)
         for rank in scan.ranks:
@@ -130,7 +132,7 @@ class DiagnosisService(JudgedRuns):
         for rank in scan.ranks:
             of_run = uuids[rank.run]
             one = reading(rank, aligned.get(rank.key), processes.get(rank.key), gpus.get(rank.uuid), of_run)
-            found[rank.run].append(replace(one, port_fault=fault))
+            found[rank.run].append(replace(one, port_fault=fault, oom_kills=oom_kills))
         return found
 
     def _own_state(self) -> Mapping[str, Iterable[Sequence[Any]]]:

@@ -78,6 +78,53 @@ def test_ranks_that_were_killed_in_other_ways_have_crashed(found) -> None:
     assert found.cause == "killed"
 
 
+def memory(reason: str, at: float, exhausted: str = "device") -> Ending:
+    return Ending(reason, at, exhausted, "forward")
+
+
+def test_a_rank_without_memory_is_named_before_those_that_its_launcher_killed_after_it() -> None:
+    found = crash({1: memory("exception", 56.0), 0: Ending("killed", 57.0), 2: Ending("exception", 56.5)})
+    assert found
+    assert (found.place.rank, found.cause, found.phase) == (1, "out_of_memory", "forward")
+    before = crash({1: memory("exception", 58.0), 0: Ending("killed", 57.0)})
+    assert before
+    assert (before.place.rank, before.cause, before.phase) == (0, "killed", "")
+    later = crash({1: memory("exception", 58.0), 0: Ending("exception", 57.0)})
+    assert later
+    assert (later.place.rank, later.cause) == (0, "exception")
+
+
+@pytest.mark.parametrize(
+    ("exhausted", "cause"), [("host", "host_memory"), ("shared", "shared_memory"), ("worker", "exception")]
+)
+def test_the_hosts_memory_is_another_cause(exhausted: str, cause: str) -> None:
+    found = crash({1: memory("exception", 56.0, exhausted)})
+    assert found
+    assert (found.cause, found.phase) == (cause, "")
+
+
+@pytest.mark.parametrize(
+    ("ending", "before", "after", "cause"),
+    [
+        (Ending("killed", 61.0), 3.0, 4.0, "oom_killer"),
+        (Ending("exception", 61.0, "worker"), 3.0, 4.0, "oom_killer"),
+        (Ending("killed", 61.0), 3.0, 3.0, "killed"),
+        (Ending("killed", 61.0), None, 4.0, "killed"),
+        (Ending("killed", 61.0), 3.0, None, "killed"),
+        (Ending("exception", 61.0), 3.0, 4.0, "exception"),
+    ],
+    ids=["killed", "a worker killed", "no kill", "unknown before", "unknown after", "another exception"],
+)
+def test_the_kernels_killer_is_the_cause_if_it_ended_a_process_since_the_ranks_last_reading(
+    ending: Ending, before: float | None, after: float | None, cause: str
+) -> None:
+    trial = Trial(Training(4, adjust=lambda one: replace(one, oom_kills=before))).trained(60)
+    for at, ranks in trial.training.train(8):
+        gone = replace(ranks[2], ended=ending, oom_kills=after)
+        verdict = trial.judge.update(at, {**ranks, 2: gone})
+    assert [finding.candidate.cause for finding in verdict.findings] == [cause]
+
+
 def ended(readings: Readings, *ranks: int, reason: str = "killed", at: float = 61.0) -> Readings:
     return {rank: replace(one, ended=Ending(reason, at)) if rank in ranks else one for rank, one in readings.items()}
 
