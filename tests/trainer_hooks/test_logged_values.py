@@ -222,6 +222,20 @@ def test_a_logger_that_the_script_derives_from_lightnings_is_watched(job: Fixtur
         Logger().log_metrics({"loss": NAN})
 
 
+def test_a_watched_logger_of_the_script_can_be_sent_to_a_process_without_the_hook(job: Fixture, load: Load) -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+
+    class Sent(Logger):
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> Any:
+            return metrics, step
+
+    load("lightning.fabric.loggers.logger", Logger=Logger)
+    job.look()
+    sent = cloudpickle.loads(cloudpickle.dumps(Sent.log_metrics))
+    assert sent(None, {"loss": NAN}, 3)[1] == 3
+    assert job.counts() == (0, 0, 0)
+
+
 def test_a_histogram_of_tensorboard_has_no_value(job: Fixture, load: Load) -> None:
     load("tensorboardX.writer", FileWriter=FileWriter)
     job.look()

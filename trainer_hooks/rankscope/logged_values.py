@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from numbers import Real
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from rankscope.guard import Guard
@@ -132,6 +133,10 @@ class LoggedValues:
         self._undo: dict[tuple[Any, str], Undo] = {}
         self.note = guard(self._note)
         self.restart()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as an empty stand-in, as `Guard.__reduce__` does: a script may derive a logger from Lightning's."""
+        return SimpleNamespace, ()
 
     def restart(self) -> None:
         """Start over in the calling process."""

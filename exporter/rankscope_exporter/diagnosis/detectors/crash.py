@@ -2,16 +2,18 @@
 
 When one rank dies, torchrun stops the others within a second. The finding therefore names one rank: the first that was
 killed, or else the first that raised an exception. A rank that has restarted is not a crash. If all ranks disappear
-together after the same step while they make progress, the run may have ended normally, so there is no finding.
+together after the same step while they make progress, the run may have ended normally, so there is no finding, unless
+the kernel's out-of-memory killer was at work: it may end all processes of a container.
 
 If ranks of several nodes ended within the error of their clocks, the first one is unknown, and the finding names these,
 or those of them whose exception says that memory was exhausted.
 
 The cause is `killed` or `exception`, or what the end says about memory:
 
-- `out_of_memory`: the exception, or one that it was raised from, says that the GPU's memory was exhausted. The evidence
-  has the peak, the capacity, and memory of other processes or unused memory of the allocator, if it is as much as the
-  allocation that failed. The phase is that of the exception.
+- `out_of_memory`: the exception, or one that it was raised from, says that the GPU's memory was exhausted; or an
+  allocation of the rank failed since its last reading, before another exception ended it. The evidence has the peak and
+  the capacity, and memory of other processes or unused memory of the allocator, if it is as much as the allocation
+  that failed. The phase is that of the exception.
 - `host_memory`, `shared_memory`: the same for the host's memory and for /dev/shm
 - `oom_killer`: it was killed, or a loader worker was, and the kernel's out-of-memory killer ended a process of its node
   between its last reading and its end (`oom_kill` in /proc/vmstat)
@@ -33,8 +35,9 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "crash"
 MEMORY, OOM_KILLER = "out_of_memory", "oom_killer"
-HOST = {"host": "host_memory", "shared": "shared_memory"}
+LACKS = {"device": MEMORY, "host": "host_memory", "shared": "shared_memory"}
 """The causes by the memory that the exception lacked."""
+LACKING = {*LACKS.values(), OOM_KILLER}
 SETTLE_SECONDS = 3.0  # time for the ends of the other ranks to be read
 READ_SECONDS = 1.0  # between two readings: a killed rank ended between them
 
@@ -44,48 +47,54 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     run = window.run
     living = {one.rank for one in run.ranks}
     ended = [reading for reading in run.ended if reading.rank not in living]
+    causes = {reading.rank: _cause(reading, past.alive.get(reading.rank)) for reading in ended}
     killed = [reading for reading in ended if _reason(reading) == "killed"]
-    if killed and has_ended_together(run, ended, window.thresholds):
+    if killed and has_ended_together(run, ended, window.thresholds) and OOM_KILLER not in causes.values():
         killed = []
     exceptions = [reading for reading in ended if _reason(reading) == "exception"]
     if not killed and not exceptions:
         return
     first = min(killed or exceptions, key=_end)
-    lacking = [one for one in exceptions if _exhausted(one) and (_end(one) <= _end(first) or not _is_later(one, first))]
+    lacking = [one for one in exceptions if causes[one.rank] in LACKING]
+    lacking = [one for one in lacking if _end(one) <= _end(first) or not _is_later(one, first)]
     candidates = lacking or killed or exceptions
     first = min(candidates, key=_end)
     ranks = tuple(sorted({one.rank for one in candidates if not _is_later(one, first)}))
     where = place(first) if len(ranks) == 1 else Place(group=first.group, ranks=ranks)
-    cause, evidence = _explained(window, first, past)
-    age, phase = first.at - _end(first), first.ended.phase if first.ended else ""
-    yield Candidate(
-        KIND, 1.0, cause, where, evidence, lasted=age, needed=SETTLE_SECONDS, phase=phase if cause == MEMORY else ""
-    )
+    cause, phase = causes[first.rank], first.ended.phase if first.ended else ""
+    evidence = {"living_ranks": float(len(living)), "steps": first.counters.steps}
+    evidence = (cause == MEMORY and _memory(window, first, past)) or evidence
+    age = first.at - _end(first)
+    yield Candidate(KIND, 1.0, cause, where, evidence, age, SETTLE_SECONDS, phase=phase if cause == MEMORY else "")
 
 
-def _explained(window: Window, first: RankReading, past: Past) -> tuple[str, dict[str, float]]:
-    """Return the cause and the evidence of a rank's end."""
-    run, evidence = window.run, {"living_ranks": float(len(window.run.ranks)), "steps": first.counters.steps}
-    before, exhausted = past.alive.get(first.rank), _exhausted(first)
-    if exhausted == "device":
-        if first.memory is None:
-            return MEMORY, evidence
-        everyone = [*(one.now for one in run.ranks), *run.ended]
-        peaks = sum(one.memory.peak for one in everyone if one.uuid == first.uuid and one.memory)
-        requested = first.ended.requested_bytes if first.ended else None
-        found = reason(before or first, first.memory, peaks, window.thresholds, requested)[1]
-        return MEMORY, {**found, **({"requested": requested} if requested and len(found) < EVIDENCE_LIMIT else {})}
-    if exhausted in HOST:
-        return HOST[exhausted], evidence
-    is_known = before is not None and before.oom_kills is not None and first.oom_kills is not None
-    is_killed = exhausted == "worker" or _reason(first) == "killed"
-    if is_killed and is_known and before and (first.oom_kills or 0.0) > (before.oom_kills or 0.0):
-        return OOM_KILLER, evidence
-    return _reason(first), evidence
+def _cause(one: RankReading, before: RankReading | None) -> str:
+    """Return the cause of a rank's end, by its last reading while it was alive."""
+    exhausted = one.ended.exhausted if one.ended else ""
+    if exhausted in LACKS:
+        return LACKS[exhausted]
+    if before is not None and (exhausted == "worker" or _reason(one) == "killed"):
+        return OOM_KILLER if _more(one.oom_kills, before.oom_kills) else _reason(one)
+    if before is not None and _reason(one) == "exception" and one.memory and before.memory:
+        return MEMORY if _more(one.memory.failures, before.memory.failures) else _reason(one)
+    return _reason(one)
 
 
-def _exhausted(reading: RankReading) -> str:
-    return reading.ended.exhausted if reading.ended else ""
+def _more(now: float | None, before: float | None) -> bool:
+    """Return whether a count is known to have increased."""
+    return now is not None and before is not None and now > before
+
+
+def _memory(window: Window, first: RankReading, past: Past) -> dict[str, float]:
+    """Return the evidence of a rank that ended for lack of memory on its GPU; empty if its counters are unknown."""
+    if first.memory is None:
+        return {}
+    everyone = [*(one.now for one in window.run.ranks), *window.run.ended]
+    peaks = sum(one.memory.peak for one in everyone if one.uuid == first.uuid and one.memory)
+    requested = first.ended.requested_bytes if first.ended else None
+    before = past.alive.get(first.rank, first)
+    found = reason(before, first.memory, peaks, window.thresholds, requested)[1]
+    return found | ({"requested": requested} if requested and len(found) < EVIDENCE_LIMIT else {})
 
 
 def _is_later(one: RankReading, first: RankReading) -> bool:

@@ -13,7 +13,7 @@ from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.facts import compare
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.judge import Readings
-from rankscope_exporter.diagnosis.readings import Ending
+from rankscope_exporter.diagnosis.readings import DeviceMemory, Ending
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 LIMITS = Thresholds()
@@ -122,6 +122,30 @@ def test_the_kernels_killer_is_the_cause_if_it_ended_a_process_since_the_ranks_l
     for at, ranks in trial.training.train(8):
         gone = replace(ranks[2], ended=ending, oom_kills=after)
         verdict = trial.judge.update(at, {**ranks, 2: gone})
+    assert [finding.candidate.cause for finding in verdict.findings] == [cause]
+
+
+def test_ranks_that_the_kernels_killer_ended_together_have_crashed() -> None:
+    """It ends all processes of a container whose cgroup has memory.oom.group, as Kubernetes sets it."""
+    trial = Trial(Training(4, adjust=lambda one: replace(one, oom_kills=3.0))).trained(60)
+    (at, ranks), *_ = trial.training.train(1)
+    for second in range(8):
+        gone = {
+            rank: replace(one, at=at + second, ended=Ending("killed", at), oom_kills=7.0) for rank, one in ranks.items()
+        }
+        verdict = trial.judge.update(at + second, gone)
+    assert [finding.candidate.cause for finding in verdict.findings] == ["oom_killer"]
+
+
+@pytest.mark.parametrize(("before", "after", "cause"), [(2.0, 3.0, "out_of_memory"), (3.0, 3.0, "exception")])
+def test_an_allocation_that_failed_since_the_last_reading_is_the_cause_of_another_exception(
+    before: float, after: float, cause: str
+) -> None:
+    memory = DeviceMemory(1.0, 2.0, 2.0, 4.0)
+    trial = Trial(Training(2, adjust=lambda one: replace(one, memory=replace(memory, failures=before)))).trained(60)
+    for at, ranks in trial.training.train(8):
+        gone = replace(ranks[1], ended=Ending("exception", 61.0), memory=replace(memory, failures=after))
+        verdict = trial.judge.update(at, {**ranks, 1: gone})
     assert [finding.candidate.cause for finding in verdict.findings] == [cause]
 
 
