@@ -131,6 +131,8 @@ class GpuReading:
     """True if its power limit is below its default."""
     is_link_reduced: bool | None = None
     """True if it has fewer PCIe lanes or NVLinks than it supports."""
+    total_bytes: float | None = None
+    """All memory of the GPU; of a GPU with MIG, more than a rank can use."""
     foreign_bytes: float | None = None
     """Memory of the processes on it that are no ranks of the run."""
     foreign_pid: int | None = None

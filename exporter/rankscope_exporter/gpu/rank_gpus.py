@@ -92,6 +92,7 @@ class RankGpus:
             idle_seconds=self._idle(gpu.uuid, busy.idle_for, at) if busy else None,
             is_power_limit_lowered=_is_power_limit_lowered(values),
             is_link_reduced=_is_link_reduced(values),
+            total_bytes=float(device.total) if device and device.total else None,
         )
         namespaces = values.get("namespaces", ())
         throttled = (

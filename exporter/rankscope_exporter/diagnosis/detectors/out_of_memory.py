@@ -12,7 +12,8 @@ batch, or in which allocations fail while it looks for a batch size. A rank runs
 The cause is the first one of these, of the second and third the larger one:
 
 - `growing`: as above
-- `foreign_process`: processes that are no ranks of the run hold at least `memory_share` of the GPU's memory
+- `foreign_process`: processes that are no ranks of the run hold at least `memory_share` of the GPU's memory, and the
+  rank may use all of it: it has no MIG instance, and `set_per_process_memory_fraction` does not limit it
 - `fragmentation`: the allocator has reserved at least `memory_share` beyond the most that was ever allocated
 - `too_little_capacity`: the ranks of the run on this GPU have allocated more than `memory_bound` of it at the peak
 - `unknown`: none of these, or the capacity is unknown
@@ -37,6 +38,8 @@ GROWING, FOREIGN, FRAGMENTATION = "growing", "foreign_process", "fragmentation"
 TOO_LITTLE, UNKNOWN = "too_little_capacity", "unknown"
 MINUTES, FAILURES = 3, 3.0
 """The fewest minutes with a retry or a failure, and the fewest failures."""
+WHOLE = 0.9
+"""Ratio of the GPU's memory from which a rank may use all of it. CUDA and NVML differ by about one percent."""
 
 
 def detect(window: Window, past: Past) -> Iterator[Candidate]:
@@ -94,10 +97,12 @@ def reason(
     if memory.capacity is None:
         return UNKNOWN, evidence
     enough = requested or thresholds.memory_share * memory.capacity
-    foreign = rank.gpu.foreign_bytes if rank.gpu and rank.gpu.foreign_bytes else 0.0
+    gpu = rank.gpu
+    is_whole = gpu is not None and gpu.total_bytes is not None and memory.capacity >= WHOLE * gpu.total_bytes
+    foreign = gpu.foreign_bytes if gpu and gpu.foreign_bytes and is_whole else 0.0
     unused = memory.reserved - memory.peak
     if foreign >= enough and foreign >= unused:
-        pid = rank.gpu.foreign_pid if rank.gpu else None
+        pid = gpu.foreign_pid if gpu else None
         return FOREIGN, {**evidence, "foreign_bytes": foreign} | ({} if pid is None else {"foreign_pid": float(pid)})
     if unused >= enough:
         return FRAGMENTATION, {**evidence, "unused": unused}
