@@ -200,7 +200,7 @@ class History:
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
             amp_skips=skips,
             idle=self._activity.idle_seconds(at),
-            memory=self._memory.trends(),
+            memory=self._memory.trends,
             slower=self.speed.slower,
         )
 

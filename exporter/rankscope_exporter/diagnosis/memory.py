@@ -7,7 +7,7 @@ the optimizer's state. A leak adds to them in each step, so that the least of ea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -62,7 +62,8 @@ class MemoryHistory:
     def __init__(self, minute: float) -> None:
         self._minute = minute
         self._rows: dict[int, deque[MemoryRow]] = {}
-        self._now: dict[int, DeviceMemory] = {}
+        self.trends: dict[int, MemoryTrend] = {}
+        """The trend of each living rank."""
 
     def kept_bytes(self) -> int:
         """Return about how much memory it takes."""
@@ -70,12 +71,14 @@ class MemoryHistory:
 
     def observe(self, at: float, ranks: Iterable[RankReading]) -> None:
         """Add the readings of the living ranks."""
-        self._now = {one.rank: one.memory for one in ranks if one.memory}
-        for one in ranks:
+        using = {one.rank: one for one in ranks if one.memory}
+        for one in using.values():
             if one.memory:
                 self._add(at, one, one.memory)
-        for rank in self._rows.keys() - self._now.keys():
+        for rank in self._rows.keys() - using.keys():
             del self._rows[rank]
+        for rank in self.trends.keys() - using.keys():
+            del self.trends[rank]
 
     def _add(self, at: float, one: RankReading, memory: DeviceMemory) -> None:
         rows = self._rows.setdefault(one.rank, deque(maxlen=ROWS + 1))
@@ -84,15 +87,15 @@ class MemoryHistory:
         now = MemoryRow(
             one.rank, one.began, at, memory.allocated, memory.peak, memory.retries, memory.failures, one.counters.steps
         )
-        if len(rows) > 1 and at - rows[-2].at < self._minute:  # the newest row is not complete
-            least = min(rows[-1].allocated, memory.allocated)
-            rows[-1] = now._replace(allocated=least)
+        last = rows[-1] if rows else now
+        is_open = len(rows) > 1 and at - rows[-2].at < self._minute  # the newest row is not complete
+        if is_open:
+            rows[-1] = now._replace(allocated=min(last.allocated, memory.allocated))
         else:
             rows.append(now)
-
-    def trends(self) -> Mapping[int, MemoryTrend]:
-        """Return the trend of each living rank."""
-        return {rank: _trend(tuple(self._rows[rank]), memory.capacity) for rank, memory in self._now.items()}
+        has_event = (now.retries, now.failures) != (last.retries, last.failures)
+        if has_event or not is_open or one.rank not in self.trends:
+            self.trends[one.rank] = _trend(tuple(rows), memory.capacity)
 
     @property
     def rows(self) -> Sequence[MemoryRow]:
