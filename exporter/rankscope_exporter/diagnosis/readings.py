@@ -228,8 +228,9 @@ class RankReading:
     loss: LoggedValues | None = None
     gradient_norm: LoggedValues | None = None
     """None if the script logs none, or only tensors."""
-    oom_kills: float | None = None
-    """How many processes the kernel's out-of-memory killer has ended on the rank's node."""
+    oom_killed_at: Time | None = None
+    """When the kernel's out-of-memory killer last ended a process of the rank's node; None if it did not while the
+    exporter ran, or if that is unknown."""
     counters: Counters = field(default_factory=Counters)
     clock_error: float = 0.0
     """The error of its times compared with those of other nodes, in seconds; 0 if all ranks are on one node."""

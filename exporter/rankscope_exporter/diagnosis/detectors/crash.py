@@ -15,8 +15,8 @@ The cause is `killed` or `exception`, or what the end says about memory:
   the capacity, and memory of other processes or unused memory of the allocator, if it is as much as the allocation
   that failed. The phase is that of the exception.
 - `host_memory`, `shared_memory`: the same for the host's memory and for /dev/shm
-- `oom_killer`: it was killed, or a loader worker was, and the kernel's out-of-memory killer ended a process of its node
-  between its last reading and its end (`oom_kill` in /proc/vmstat)
+- `oom_killer`: it was killed, or a loader worker was, and within ten seconds of its end the kernel's out-of-memory
+  killer ended a process of its node (`oom_kill` in /proc/vmstat)
 
 A rank without memory ends with an exception, after which its launcher kills the others: it comes before them.
 """
@@ -39,6 +39,7 @@ LACKS = {"device": MEMORY, "host": "host_memory", "shared": "shared_memory"}
 """The causes by the memory that the exception lacked."""
 LACKING = {*LACKS.values(), OOM_KILLER}
 SETTLE_SECONDS = 3.0  # time for the ends of the other ranks to be read
+KILL_SECONDS = 10.0  # between the kernel's kill and the end: a rank notices within a step that a worker is gone
 READ_SECONDS = 1.0  # between two readings: a killed rank ended between them
 
 
@@ -47,7 +48,7 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     run = window.run
     living = {one.rank for one in run.ranks}
     ended = [reading for reading in run.ended if reading.rank not in living]
-    causes = {reading.rank: _cause(reading, past.alive.get(reading.rank)) for reading in ended}
+    causes = {reading.rank: _cause(reading, past) for reading in ended}
     killed = [reading for reading in ended if _reason(reading) == "killed"]
     if killed and has_ended_together(run, ended, window.thresholds) and OOM_KILLER not in causes.values():
         killed = []
@@ -68,21 +69,16 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     yield Candidate(KIND, 1.0, cause, where, evidence, age, SETTLE_SECONDS, phase=phase if cause == MEMORY else "")
 
 
-def _cause(one: RankReading, before: RankReading | None) -> str:
-    """Return the cause of a rank's end, by its last reading while it was alive."""
-    exhausted = one.ended.exhausted if one.ended else ""
+def _cause(one: RankReading, past: Past) -> str:
+    """Return the cause of a rank's end."""
+    exhausted, before = one.ended.exhausted if one.ended else "", past.alive.get(one.rank)
     if exhausted in LACKS:
         return LACKS[exhausted]
-    if before is not None and (exhausted == "worker" or _reason(one) == "killed"):
-        return OOM_KILLER if _more(one.oom_kills, before.oom_kills) else _reason(one)
-    if before is not None and _reason(one) == "exception" and one.memory and before.memory:
-        return MEMORY if _more(one.memory.failures, before.memory.failures) else _reason(one)
-    return _reason(one)
-
-
-def _more(now: float | None, before: float | None) -> bool:
-    """Return whether a count is known to have increased."""
-    return now is not None and before is not None and now > before
+    if exhausted == "worker" or _reason(one) == "killed":
+        is_at_end = one.oom_killed_at is not None and abs(one.oom_killed_at - _end(one)) < KILL_SECONDS
+        return OOM_KILLER if is_at_end else _reason(one)
+    has_failed = one.memory and before and before.memory and one.memory.failures > before.memory.failures
+    return MEMORY if has_failed and _reason(one) == "exception" else _reason(one)
 
 
 def _memory(window: Window, first: RankReading, past: Past) -> dict[str, float]:

@@ -104,34 +104,35 @@ def test_the_hosts_memory_is_another_cause(exhausted: str, cause: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "before", "after", "cause"),
+    ("ending", "killed_at", "cause"),
     [
-        (Ending("killed", 61.0), 3.0, 4.0, "oom_killer"),
-        (Ending("exception", 61.0, "worker"), 3.0, 4.0, "oom_killer"),
-        (Ending("killed", 61.0), 3.0, 3.0, "killed"),
-        (Ending("killed", 61.0), None, 4.0, "killed"),
-        (Ending("killed", 61.0), 3.0, None, "killed"),
-        (Ending("exception", 61.0), 3.0, 4.0, "exception"),
+        (Ending("killed", 61.0), 61.5, "oom_killer"),
+        (Ending("exception", 61.0, "worker"), 57.0, "oom_killer"),
+        (Ending("killed", 61.0), 40.0, "killed"),
+        (Ending("killed", 61.0), None, "killed"),
+        (Ending("exception", 61.0, "worker"), None, "exception"),
+        (Ending("exception", 61.0), 61.0, "exception"),
     ],
-    ids=["killed", "a worker killed", "no kill", "unknown before", "unknown after", "another exception"],
+    ids=["killed", "a worker killed", "long before", "no kill", "a worker killed by others", "another exception"],
 )
-def test_the_kernels_killer_is_the_cause_if_it_ended_a_process_since_the_ranks_last_reading(
-    ending: Ending, before: float | None, after: float | None, cause: str
+def test_the_kernels_killer_is_the_cause_if_it_ended_a_process_at_that_time(
+    ending: Ending, killed_at: float | None, cause: str
 ) -> None:
-    trial = Trial(Training(4, adjust=lambda one: replace(one, oom_kills=before))).trained(60)
+    trial = Trial(Training(4)).trained(60)
     for at, ranks in trial.training.train(8):
-        gone = replace(ranks[2], ended=ending, oom_kills=after)
+        gone = replace(ranks[2], ended=ending, oom_killed_at=killed_at)
         verdict = trial.judge.update(at, {**ranks, 2: gone})
     assert [finding.candidate.cause for finding in verdict.findings] == [cause]
 
 
 def test_ranks_that_the_kernels_killer_ended_together_have_crashed() -> None:
     """It ends all processes of a container whose cgroup has memory.oom.group, as Kubernetes sets it."""
-    trial = Trial(Training(4, adjust=lambda one: replace(one, oom_kills=3.0))).trained(60)
+    trial = Trial(Training(4)).trained(60)
     (at, ranks), *_ = trial.training.train(1)
     for second in range(8):
         gone = {
-            rank: replace(one, at=at + second, ended=Ending("killed", at), oom_kills=7.0) for rank, one in ranks.items()
+            rank: replace(one, at=at + second, ended=Ending("killed", at), oom_killed_at=at)
+            for rank, one in ranks.items()
         }
         verdict = trial.judge.update(at + second, gone)
     assert [finding.candidate.cause for finding in verdict.findings] == ["oom_killer"]

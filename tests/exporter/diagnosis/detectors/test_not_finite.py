@@ -42,7 +42,9 @@ def test_a_quantity_that_is_no_longer_finite_is_found_with_its_step(quantity: st
     (finding,) = found(quantity, {0: since()})
     candidate = finding.candidate
     assert (candidate.cause, candidate.place.rank, finding.severity) == (quantity, 0, "critical")
-    assert sentence(RUN, candidate) == f"The {named} of run llm has been NaN or infinite since step 300, as rank 0 logs it"
+    assert (
+        sentence(RUN, candidate) == f"The {named} of run llm has been NaN or infinite since step 300, as rank 0 logs it"
+    )
     assert finding.opened - ONSET == pytest.approx(23.0, abs=1.0), "three values, and twenty seconds"
     assert evidence(candidate) == "Values in a row: 23."
 
