@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -243,6 +244,18 @@ def test_a_histogram_of_tensorboard_has_no_value(job: Fixture, load: Load) -> No
     assert job.counts() == (0, 0, 0)
 
 
+@pytest.mark.parametrize(("numbers", "counts"), [([NAN], (1, 1, 0)), ([NAN, NAN], (0, 0, 0)), ([], (0, 0, 0))])
+def test_a_number_that_tensorboard_writes_as_a_tensor_is_counted(
+    job: Fixture, load: Load, numbers: list[float], counts: tuple[int, int, int]
+) -> None:
+    load("tensorboardX.writer", FileWriter=FileWriter)
+    job.look()
+    tensor = SimpleNamespace(float_val=numbers)
+    value = SimpleNamespace(tag="loss", tensor=tensor, WhichOneof=lambda _: "tensor")
+    FileWriter().add_summary(SimpleNamespace(value=[value]))
+    assert job.counts() == counts
+
+
 def test_nothing_is_imported_and_what_a_logger_does_not_have_is_left_out(job: Fixture, load: Load) -> None:
     load("transformers.trainer")
     load("wandb.sdk.wandb_run", Run=object)
@@ -268,3 +281,8 @@ def test_the_scripts_own_values_are_counted(attached: Attachment) -> None:
     assert value(timeline, "not_finite_values") == 1.0
     rankscope.log(loss=torch.tensor(1.0))  # type: ignore[arg-type]  # ignored
     assert value(timeline, "not_finite_values") == 1.0
+
+
+def test_hugging_faces_trainer_has_the_watched_method() -> None:
+    trainer = pytest.importorskip("transformers.trainer")
+    assert list(inspect.signature(trainer.Trainer.log).parameters)[1] == "logs"

@@ -96,7 +96,9 @@ def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
 def _summary(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
     """Return the numbers that a SummaryWriter writes, which it has read from tensors already."""
     values = getattr(args[0] if args else kwargs.get("summary"), "value", ())
-    return [(one.tag, one.simple_value) for one in values if one.WhichOneof("value") == "simple_value"]
+    found = [(one.tag, one.simple_value) for one in values if one.WhichOneof("value") == "simple_value"]
+    tensors = [(one.tag, one.tensor.float_val) for one in values if one.WhichOneof("value") == "tensor"]
+    return [*found, *((tag, numbers[0]) for tag, numbers in tensors if len(numbers) == 1)]  # with new_style=True
 
 
 class Source(NamedTuple):
