@@ -1,10 +1,10 @@
-"""Check the hook with real W&B, MLflow and TensorBoard: the runs that it finds, and their closing figures.
+"""Check the hook with real W&B, MLflow and TensorBoard: the runs that it finds, their losses and their closing figures.
 
     python -m validation.trackers
 
 Each case is a training script that logs to a tracker as users do: offline, to a directory, or to a server on this
-machine. The record must name the run, the tracker's own files or server must have the closing figures, and the script
-must end as it does without the hook.
+machine. The record must name the run and have counted the losses, the tracker's own files or server must have the
+closing figures, and the script must end as it does without the hook.
 """
 
 from __future__ import annotations
@@ -190,13 +190,15 @@ def judge(case: Case) -> list[report.Check]:
             plain = run(case, Path(without), server, with_hook=False)
         with mlflow_server(directory, case.hangs) as server:
             hooked = run(case, directory, server, with_hook=True)
-        info = record_in(directory / "run").info
+        record = record_in(directory / "run")
+        info, values = record.info, record["logged_values"]
         identifier, url = (info[f"tracker_{what}"].get(case.tracker, "") for what in ("ids", "urls"))
         expected = case.url.replace("{server}", server) + identifier if case.url else ""
         ends = f"exit status {hooked.returncode}, {plain.returncode} without the hook"
         return [
             report.Check(f"{case.name}: the run", bool(identifier) and url == expected, f"`{identifier}` {url}"),
             report.Check(f"{case.name}: its end", hooked.returncode == plain.returncode, ends),
+            report.Check(f"{case.name}: the loss", values > 20.0, f"seen in {values:.0f} of 30 steps"),
             report.Check(f"{case.name}: the closing figures", case.closes(directory, identifier), case.tracker),
             report.Check(f"{case.name}: the hook", info["probes_disabled"] == [], str(info["probes_disabled"])),
         ]

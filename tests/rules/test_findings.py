@@ -33,6 +33,8 @@ SHOWN = {
     "slowdown": ("RankscopeSlowdown", {"cause": "clocks"}, {"cause": "clocks"}),
     "cpu_fallback": ("RankscopeCpuFallback", RANK, {"cause": "cpu_fallback"}),
     "loss_scale_collapse": ("RankscopeLossScaleCollapse", {}, {"cause": "not_finite"}),
+    "out_of_memory": ("RankscopeOutOfMemory", RANK | {"cause": "fragmentation"}, {"cause": "fragmentation"}),
+    "not_finite": ("RankscopeNotFinite", RANK | {"cause": "loss"}, {"cause": "loss"}),
     "hang": ("RankscopeRankStuck", RANK | {"cause": "data_wait"}, {"phase": "data_wait"}),
     "crash": ("RankscopeRankCrashed", RANK | {"cause": "killed"}, {"reason": "killed"}),
     "slow_startup": ("RankscopeStartupSlow", {}, {"cause": "startup"}),

@@ -71,6 +71,18 @@ def step(samples: float | None = None, tokens: float | None = None) -> None:
         attachment.step(samples, tokens)
 
 
+def log(loss: float | None = None, gradient_norm: float | None = None) -> None:
+    """Report the loss or the gradient norm of the step, so that Rankscope shows since when it is NaN or infinite.
+
+    Not needed if Hugging Face's Trainer, Lightning, W&B, MLflow or TensorBoard gets them as `loss` and `grad_norm`.
+    Call it where the script has numbers, for example each time it prints them: a tensor is ignored, because reading it
+    would wait for the GPU.
+    """
+    attachment = _attachment()
+    if attachment is not None:
+        attachment.log((("loss", loss), ("gradient_norm", gradient_norm)))
+
+
 def timed(iterable: Iterable[Item]) -> Iterator[Item]:
     """Return an iterator over the same items that charges the wait for each to data wait and counts its samples.
 

@@ -10,7 +10,9 @@ from typing import Any
 from rankscope import guard, probes
 from rankscope.announcements import Announcer, figures, own_snapshot
 from rankscope.closing_figures import ClosingFigures
+from rankscope.exhaustion import Exhaustion
 from rankscope.guard import Guard, logger
+from rankscope.logged_values import LoggedValues
 from rankscope.patch import Undo
 from rankscope.process import descriptors, forks, identity
 from rankscope.process.ending import Ending
@@ -43,12 +45,16 @@ class Attachment:
         self._closing = ClosingFigures(trackers, self._figures)
         self._trackers = Trackers(trackers, self.publication.refresh, self._closing.watch)
         self._poll_trackers, self._end_announcer = trackers(self._trackers.poll), announcements(self._announcer.end)
-        self._ending = Ending(self.writer, self._on_end)
+        exhaustion = Exhaustion(self.timeline)
+        self._ending = Ending(self.writer, self._on_end, self._guard("exhaustion")(exhaustion.note))
+        logged = self._guard("logged_values")
+        self._logged = LoggedValues(self.timeline, logged)
+        self._poll_logged = logged(self._logged.poll)
         self._settings = Settings(self.timeline, self.publication.refresh)
-        self.script = script = Script(self.timeline, self._guard, self.publication.refresh)
+        self.script = script = Script(self.timeline, self._guard, self.publication.refresh, exhaustion.note_left)
         # For api.py, which saves a lookup.
         self.enter_phase, self.leave_phase = script.enter_phase, script.leave_phase
-        self.step, self.timed = script.step, script.timed
+        self.step, self.timed, self.log = script.step, script.timed, self._logged.note
 
     def install(self) -> None:
         """Install every probe. One that fails is off; the others work."""
@@ -67,6 +73,7 @@ class Attachment:
         self.timeline.steps.polls.append(self._guard("settings")(self._settings.poll))
         self.timeline.steps.polls.append(self._poll_announcer)
         self.timeline.steps.polls.append(self._poll_trackers)
+        self.timeline.steps.polls.append(self._poll_logged)
         self.timeline.steps.polls.append(self._guard("ending")(self._ending.poll))
         # A removed record first: its lost descriptor cannot be opened again.
         self.timeline.steps.polls.append(self._guard("record")(self._keep_record))
@@ -114,6 +121,7 @@ class Attachment:
         atexit.unregister(self._pass_through)
         self.timeline.stop()
         self._trackers.remove()
+        self._logged.remove()
         for undo in reversed(self._undo):
             _restore(undo)
         self._undo.clear()
@@ -144,6 +152,7 @@ class Attachment:
         self.timeline.restart()
         self._settings.restart()
         self._trackers.restart()
+        self._logged.restart()
         self._closing.forget()
         self.timeline.on_event = self._find_training
         self._ending.watch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,8 +21,15 @@ SHOWN = 40  # characters of a refused name in a warning
 class Script:
     """Applies the script's calls to the timeline. `phases` are the names of the script's own phases."""
 
-    def __init__(self, timeline: Timeline, guard: Callable[[str], Guard], on_new_phase: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        guard: Callable[[str], Guard],
+        on_new_phase: Callable[[], object],
+        on_failed_phase: Callable[[int, BaseException | None], object] = lambda _phase, _error: None,
+    ) -> None:
         self.phases: list[str] = []
+        self._on_failed_phase = on_failed_phase
         self._timeline = timeline
         self._on_new_phase = on_new_phase
         self._refusals: set[str] = set()  # logged already
@@ -70,6 +78,8 @@ class Script:
         opened = self._timeline.tasks.end(entered) if isinstance(entered, TaskPhase) else entered
         if opened is None:
             return
+        if not succeeded:
+            self._on_failed_phase(opened[0], sys.exc_info()[1])
         if opened[0] == layout.CHECKPOINT:
             self._timeline.checkpoints.end(opened, 0.0 if succeeded else None)
         else:

@@ -181,6 +181,7 @@ class Node:
             one = sent.reading
             ended = replace(one.ended, at=one.ended.at + ahead) if one.ended else None
             saved = None if one.last_checkpoint is None else one.last_checkpoint + ahead
+            killed = None if one.oom_killed_at is None else one.oom_killed_at + ahead
             reading = replace(
                 one,
                 node=self.name,
@@ -190,6 +191,7 @@ class Node:
                 last_progress=one.last_progress + ahead,
                 phase_since=one.phase_since + ahead,
                 last_checkpoint=saved,
+                oom_killed_at=killed,
                 clock_error=max(self.offset.error, CLOCK_RESOLUTION),
                 is_missing=False,
             )

@@ -60,6 +60,8 @@ class Candidate:
     """The seconds that it has to last before it is a finding."""
     lacks: str = "time"
     """The reason why it is not a finding yet, as in `Pending.lacks`."""
+    phase: str = ""
+    """The phase in which it happened, if that is known and not the cause."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from rankscope_exporter.diagnosis import speed
 from rankscope_exporter.diagnosis.activity import Activity
 from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.memory import MemoryHistory, MemoryRow
 from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.saved import Time, restored, rounded, saved
 from rankscope_exporter.diagnosis.standstill import Longest, Pace
@@ -72,6 +73,7 @@ _SAVED = {
     "stepped": Time | None,
     "speed": tuple[speed.Row, ...],
     "slower": speed.Slower | None,
+    "memory": tuple[MemoryRow, ...],
 }
 """The types of what is saved, by name."""
 
@@ -91,10 +93,12 @@ class History:
         self._checkpoint = 0.0
         self._activity = Activity(thresholds.idle)
         self.pace = Pace(thresholds)
+        self._memory = MemoryHistory(self._minute)
 
     def kept_bytes(self) -> int:
         """Return about how much memory it takes."""
-        return ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes) + speed.ROW_BYTES * len(self.speed.rows)
+        rows = ROW_BYTES * len(self._rows) + MINUTE_BYTES * len(self._minutes) + speed.ROW_BYTES * len(self.speed.rows)
+        return rows + self._memory.kept_bytes()
 
     @property
     def has_baseline(self) -> bool:
@@ -108,6 +112,7 @@ class History:
             return
         self.pace.observe(at, ranks, tuple(ended))
         self._activity.observe(at, ranks)
+        self._memory.observe(at, ranks)
         if self._minutes and at - self._minutes[-1].at < self._minute:
             return
         longest = max(ranks, key=lambda one: one.counters.phases.get("checkpoint", 0.0))
@@ -195,6 +200,7 @@ class History:
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
             amp_skips=skips,
             idle=self._activity.idle_seconds(at),
+            memory=self._memory.trends,
             slower=self.speed.slower,
         )
 
@@ -216,6 +222,7 @@ class History:
             "stepped": self.pace.stepped_since,
             "speed": self.speed.rows,
             "slower": self.speed.slower,
+            "memory": self._memory.rows,
         }
         return {name: saved(kind, known[name], at) for name, kind in _SAVED.items()}
 
@@ -228,6 +235,7 @@ class History:
         self.pace.stepped_since = known["stepped"]
         self.speed.rows.extend(known["speed"])
         self.speed.slower = known["slower"]
+        self._memory.restore(known["memory"])
         self._observe_checkpoints()
 
 

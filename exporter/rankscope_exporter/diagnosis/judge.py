@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import fmean
 from typing import Any
@@ -93,6 +93,8 @@ class RunJudge:
         self._readings: deque[tuple[float, Readings]] = deque()
         """The readings at the ends of parts, the newest last."""
         self._last: Readings = {}
+        self._alive: dict[int, RankReading] = {}
+        """The last reading of each rank while it was alive."""
         self._accounted: tuple[float, Readings] | None = None
         self._measured = MeasuredSteps()
         self._moving: tuple[float, Readings] = -inf, {}
@@ -125,6 +127,7 @@ class RunJudge:
         self._measured.observe(self._last, readings)
         self._reset_if_ranks_changed(readings)
         living = [one for one in readings.values() if one.ended is None]
+        self._alive |= {one.rank: one for one in living}
         self.history.observe(at, living, [one for one in readings.values() if one.ended])
         self.history.speed.observe(at, self.run, readings)
         self._is_ready |= bool(living) and all(_has_just_begun(one) for one in living)
@@ -139,7 +142,7 @@ class RunJudge:
             self._end_part(at, readings)
         window = self._recent(readings)
         verdict.facts, verdict.lost = window.run, self._losses_of(window, self._measured.show(window.run))
-        past = self.history.past(at)
+        past = replace(self.history.past(at), alive=self._alive)
         states = [candidate for one in STATES for candidate in one.detect(window, past)]
         was_hung = self._states.is_hung
         self._states.update(at, [*(self._unseen(window) if living else ()), *states])

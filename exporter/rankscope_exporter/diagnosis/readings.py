@@ -131,6 +131,12 @@ class GpuReading:
     """True if its power limit is below its default."""
     is_link_reduced: bool | None = None
     """True if it has fewer PCIe lanes or NVLinks than it supports."""
+    total_bytes: float | None = None
+    """All memory of the GPU; of a GPU with MIG, more than a rank can use."""
+    foreign_bytes: float | None = None
+    """Memory of the processes on it that are no ranks of the run."""
+    foreign_pid: int | None = None
+    """The pid of the largest of these processes, as the driver has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,41 @@ class Ending:
     reason: str
     """The reason as in rankscope_rank_exit_info: `finished`, `exception`, `interrupted`, `sigterm` or `killed`."""
     at: Time
+    exhausted: str = ""
+    """The memory that the exception lacked, one of layout.EXHAUSTED; empty if it says nothing of it."""
+    phase: str = ""
+    """The phase of that exception; empty if it is unknown."""
+    requested_bytes: float | None = None
+    """The size of the allocation that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A rank's memory on its GPU, in torch's caching allocator, in bytes."""
+
+    allocated: float
+    """Of the tensors at the end of the last step."""
+    reserved: float
+    """By the allocator, used or not."""
+    peak: float
+    """The most that was allocated at any time."""
+    capacity: float | None = None
+    """The memory of the GPU or MIG instance, or the part of it that this process may use."""
+    retries: float = 0.0
+    """Allocations for which the allocator first had to free its cache."""
+    failures: float = 0.0
+    """Allocations that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedValues:
+    """A number that the script logs in some of its steps, such as the loss."""
+
+    values: float
+    not_finite: float = 0.0
+    """How many of the last ones were NaN or infinite."""
+    since_step: float = 0.0
+    """The step of the first of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +223,14 @@ class RankReading:
     parallelism: tuple[str, ...] = ()
     """The kinds of parallelism that need collectives within a step: `tp`, `cp`, `ep`, `fsdp`."""
     gpu: GpuReading | None = None
+    memory: DeviceMemory | None = None
+    """None without CUDA."""
+    loss: LoggedValues | None = None
+    gradient_norm: LoggedValues | None = None
+    """None if the script logs none, or only tensors."""
+    oom_killed_at: Time | None = None
+    """When the kernel's out-of-memory killer last ended a process of the rank's node; None if it did not while the
+    exporter ran, or if that is unknown."""
     counters: Counters = field(default_factory=Counters)
     clock_error: float = 0.0
     """The error of its times compared with those of other nodes, in seconds; 0 if all ranks are on one node."""

@@ -111,6 +111,15 @@ class Thresholds:
     """Seconds without a kernel on the GPU of a rank that makes steps."""
     memory_held: float = 0.05
     """Ratio of used memory below which a GPU is empty. A bare CUDA context takes about 0.5 GB, less than 1%."""
+    memory_retries: float = 10.0
+    """Retries of a rank's allocator in ten minutes. Each waits for the GPU and allocates again what was cached: up to
+    seconds. A few, as in the first long batch, cost less than an operator's look at them."""
+    memory_full: float = 14400.0
+    """Seconds until a rank's memory is full at its present growth, from which that alerts. Alerts of disks that fill up
+    use four hours, too."""
+    memory_share: float = 0.1
+    """Ratio of the GPU's memory from which other processes, or unused memory of the allocator, are the reason that it
+    runs out. Healthy allocators and CUDA contexts take a few percent."""
     amp_skips: float = 8.0
     """Skipped steps in five minutes. At the start, a scaler halves its scale about five times from 65536."""
     works_until_its_end: float = 60.0

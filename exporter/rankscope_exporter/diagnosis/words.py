@@ -80,7 +80,7 @@ def evidence(candidate: Candidate) -> str:
     phrases = [
         text.format(
             ratio=percent(value), number=number(value), bytes=size(value), duration=duration(value),
-            seconds=f"{number(value)} s", cause=candidate.cause,
+            seconds=f"{number(value)} s", whole=f"{value:.0f}", cause=candidate.cause,
         )
         for name, value in candidate.evidence.items()
         if (text := EVIDENCE.get(name)) and (value or "{number}" not in text)
@@ -125,6 +125,10 @@ def _fields(candidate: Candidate) -> dict[str, object]:
         "node": place.node or "its node",
         "cause": candidate.cause,
         "phase": candidate.cause,
+        "in_phase": f" in {candidate.phase}" if candidate.phase else "",
+        "rank": place.rank_label,
+        "full_in": duration(evidence.get("full_in", 0.0)),
+        "step": f"{evidence.get('since_step', 0.0):.0f}",
         "ratio": percent(candidate.ratio),
         "busy": percent(1.0 - candidate.ratio),
         "age": duration(evidence.get("age", candidate.lasted or 0.0)),

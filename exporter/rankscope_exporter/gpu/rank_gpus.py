@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
@@ -29,14 +30,26 @@ class RankGpu(NamedTuple):
     """The processes on it, in the driver's pid namespace."""
     namespace: str = ""
     """The Kubernetes namespace of all pods that have it; empty if unknown, or of several."""
+    sizes: Mapping[int, int | None] = MappingProxyType({})
+    """The bytes of these processes, as far as the driver knows them."""
 
     def without(self, uuids: Mapping[int, str], own: str) -> GpuReading:
         """Return the reading without the processes whose GPU in `uuids` (by pid) is another one than `own`.
 
+        It has the memory of the processes that are no ranks of the run, if it is known which ones these are.
+
         Each rank of a run has a context on GPU 0, too, if it calls torch.load without map_location.
         """
         elsewhere = sum(uuids.get(pid, own) != own for pid in self.pids)
-        return replace(self.reading, processes=len(self.pids) - elsewhere) if elsewhere else self.reading
+        reading = replace(self.reading, processes=len(self.pids) - elsewhere) if elsewhere else self.reading
+        own_pids = {pid for pid, uuid in uuids.items() if uuid == own}
+        foreign = {pid: size for pid, size in self.sizes.items() if pid not in uuids}
+        known = [size for size in foreign.values() if size is not None]
+        # The pid of a rank that cannot be seen is 0: its process would count as another one.
+        if not own_pids or not own_pids <= self.sizes.keys() or len(known) < len(foreign):
+            return reading
+        largest = max(foreign, key=lambda pid: foreign[pid] or 0, default=None)
+        return replace(reading, foreign_bytes=float(sum(known)), foreign_pid=largest)
 
 
 class RankGpus:
@@ -79,7 +92,9 @@ class RankGpus:
             idle_seconds=self._idle(gpu.uuid, busy.idle_for, at) if busy else None,
             is_power_limit_lowered=_is_power_limit_lowered(values),
             is_link_reduced=_is_link_reduced(values),
+            total_bytes=float(device.total) if device and device.total else None,
         )
+        namespaces = values.get("namespaces", ())
         throttled = (
             None if reasons is None else {name: spent for name, spent in reasons.items() if name != GROUP_REASON}
         )
@@ -90,7 +105,8 @@ class RankGpus:
             values["power"].joules if "power" in values else None,
             device,
             values.get("processes", ()),
-            *(values.get("namespaces", ()) if len(values.get("namespaces", ())) == 1 else ()),
+            next(iter(namespaces)) if len(namespaces) == 1 else "",
+            values.get("processes", {}),
         )
 
     def _idle(self, uuid: str, idle_for: float, at: float) -> float:

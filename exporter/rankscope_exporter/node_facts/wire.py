@@ -54,6 +54,7 @@ def checked(reading: RankReading) -> RankReading:
     """Return a reading that is within the limits. Raise ValueError for another one."""
     times = [reading.at, reading.began, reading.last_progress, reading.phase_since, reading.last_checkpoint or 0.0]
     times += [reading.ended.at] if reading.ended else []
+    times += [] if reading.oom_killed_at is None else [reading.oom_killed_at]
     if max(map(abs, times)) > TIME_LIMIT:
         raise ValueError("no clock shows that time")
     if not (0 <= reading.rank < NUMBER_LIMIT and 0 <= reading.world_size < NUMBER_LIMIT):

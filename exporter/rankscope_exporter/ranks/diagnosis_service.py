@@ -29,6 +29,7 @@ from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.judged_runs import Diagnosis, JudgedRuns
 from rankscope_exporter.ranks.look import Look, PollHistory
+from rankscope_exporter.ranks.oom_kills import OomKills
 from rankscope_exporter.ranks.principals import principal_of
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.readings import reading
@@ -95,6 +96,7 @@ class DiagnosisService(JudgedRuns):
         super().__init__(Judges(settings.thresholds, principal_of, time.thread_time), files)
         self._accounts = Accounts(files)
         self._history = PollHistory()
+        self._oom_kills = OomKills()
         self._captured = SimpleQueue[tuple[Run, str]]()
         self.listeners: Sequence[Callable[[Look], None]] = ()
         """Called with each update, on its thread."""
@@ -112,7 +114,7 @@ class DiagnosisService(JudgedRuns):
     def _update(self, scan: Scan) -> Diagnosis:
         at = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=time.monotonic())
         gpus = self._gpus(at)
-        readings = self._readings(scan, gpus)
+        readings = self._readings(scan, gpus, self._oom_kills.last(at))
         judged = self._judges.update(at, readings, gpus)
         look = self.look = self._history.next(at, scan, readings, judged, gpus)
         limited = self._count_limited(look)
@@ -130,7 +132,9 @@ class DiagnosisService(JudgedRuns):
         found = [(rank.snapshot.lock_pid, self._processes.found.get(rank.key)) for rank in scan.ranks]
         return {pid: process.usage.resident for pid, process in found if process and process.usage}
 
-    def _readings(self, scan: Scan, gpus: Mapping[str, RankGpu]) -> Mapping[Run, list[RankReading]]:
+    def _readings(
+        self, scan: Scan, gpus: Mapping[str, RankGpu], oom_killed_at: float | None
+    ) -> Mapping[Run, list[RankReading]]:
         aligned, processes, fault = self._alignment.counters, self._processes.found, self._network.fault
         found: dict[Run, list[RankReading]] = defaultdict(list)
         uuids: dict[Run, dict[int, str]] = defaultdict(dict)
@@ -139,7 +143,7 @@ class DiagnosisService(JudgedRuns):
         for rank in scan.ranks:
             of_run = uuids[rank.run]
             one = reading(rank, aligned.get(rank.key), processes.get(rank.key), gpus.get(rank.uuid), of_run)
-            found[rank.run].append(replace(one, port_fault=fault))
+            found[rank.run].append(replace(one, port_fault=fault, oom_killed_at=oom_killed_at))
         return found
 
     def _own_state(self) -> Mapping[str, Iterable[Sequence[Any]]]:

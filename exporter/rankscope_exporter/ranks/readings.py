@@ -11,8 +11,10 @@ from rankscope_exporter.diagnosis.readings import (
     AlignedCounters,
     CollectiveCounters,
     Counters,
+    DeviceMemory,
     Ending,
     GpuCounters,
+    LoggedValues,
     ProcessCounters,
     RankReading,
 )
@@ -63,6 +65,9 @@ def reading(
         is_stopped=bool(process and process.is_stopped),
         children=process.usage.children if process and process.usage else None,
         gpu=gpu.without(uuids or {}, rank.uuid) if gpu else None,
+        memory=_memory(snapshot),
+        loss=_logged(snapshot, "loss"),
+        gradient_norm=_logged(snapshot, "gradient_norm"),
         counters=counters,
     )
 
@@ -76,7 +81,32 @@ def _ending(rank: Rank) -> Ending | None:
     if rank.snapshot.alive:
         return None
     at = _monotonic(rank.snapshot, rank.exit_unix or 0.0)
-    return Ending(rank.snapshot.exit_reason or "", rank.snapshot.last_progress if at is None else at)
+    snapshot = rank.snapshot
+    reason, ended = snapshot.exit_reason or "", snapshot.last_progress if at is None else at
+    if reason != "exception":
+        return Ending(reason, ended)
+    requested = snapshot["exhausted_request_bytes"] or None
+    return Ending(reason, ended, snapshot.exhausted_memory, snapshot.exhausted_in_phase, requested)
+
+
+def _memory(snapshot: RankSnapshot) -> DeviceMemory | None:
+    if not snapshot["cuda_reserved_bytes"]:
+        return None
+    return DeviceMemory(
+        allocated=snapshot["cuda_allocated_bytes"],
+        reserved=snapshot["cuda_reserved_bytes"],
+        peak=snapshot["cuda_peak_allocated_bytes"],
+        capacity=snapshot["device_capacity_bytes"] or None,
+        retries=snapshot["cuda_allocation_retries"],
+        failures=snapshot["cuda_out_of_memory"],
+    )
+
+
+def _logged(snapshot: RankSnapshot, quantity: str) -> LoggedValues | None:
+    at = layout.LOGGED.index(quantity)
+    fields = ("logged_values", "not_finite_values", "not_finite_since_step")
+    values, not_finite, since = (snapshot.many(field)[at] for field in fields)
+    return LoggedValues(values, not_finite, since) if values else None
 
 
 def _last_checkpoint(snapshot: RankSnapshot) -> float | None:

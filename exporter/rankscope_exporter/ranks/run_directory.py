@@ -32,7 +32,7 @@ from rankscope_exporter.ranks.trainings import Trainings
 ENDED_RANK_SECONDS = 600.0  # seconds: time for a scrape, an alert and an operator to read it
 GENERATIONS = 16  # from a rank to one that it has started, such as by a shell and torchrun
 FILES_LIMIT = 1024  # per scan; so many bad files take 0.1 s
-SERIES_LIMIT = 265  # of one rank with all phases, operations, groups and trackers that fit into a record
+SERIES_LIMIT = 266  # of one rank with all phases, operations, groups and trackers that fit into a record
 
 
 class End(NamedTuple):

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from rankscope.record import phases
 from rankscope.record.quantities import duration, percent
 from rankscope_exporter.diagnosis import standstill
-from rankscope_exporter.diagnosis.detectors import KINDS, checkpoint, crash, hang, utilization
+from rankscope_exporter.diagnosis.detectors import (
+    KINDS,
+    checkpoint,
+    crash,
+    hang,
+    not_finite,
+    out_of_memory,
+    utilization,
+)
 from rankscope_exporter.diagnosis.detectors.late import UNKNOWN
 from rankscope_exporter.diagnosis.findings import Candidate, Place
 from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAUSE, explanation
@@ -50,7 +58,9 @@ CAUSES: dict[str, list[str]] = {
         standstill.STOPPED,
         standstill.MISSING,
     ],
-    crash.KIND: ["killed", "exception"],
+    crash.KIND: ["killed", "exception", *sorted(crash.LACKING)],
+    not_finite.KIND: ["loss", "gradient_norm"],
+    out_of_memory.KIND: ["growing", "foreign_process", "fragmentation", "too_little_capacity", "unknown"],
     checkpoint.OVERDUE: ["overdue", "never"],
     utilization.LOW: ["batch_too_small", "memory_bound", "unknown"],
 }

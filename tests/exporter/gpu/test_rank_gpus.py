@@ -135,3 +135,30 @@ def test_the_namespace_of_a_gpu_is_known_if_all_its_pods_have_the_same_one(
     )
     gpu.allocate(watched)
     assert gpu.after(3).namespace == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "foreign"),
+    [
+        ({1: "GPU-2"}, (5.0, 3)),
+        ({1: "GPU-2", 2: "GPU-2", 3: "GPU-2"}, (0.0, None)),
+        ({1: "GPU-2", 2: "GPU-7"}, (3.0, 3)),
+        ({0: "GPU-2"}, (None, None)),
+        ({1: "GPU-2", 9: "GPU-2"}, (None, None)),
+        ({}, (None, None)),
+    ],
+    ids=["one rank", "only ranks", "a context of another rank", "unseen", "one unseen", "none"],
+)
+def test_the_memory_of_processes_that_are_no_ranks_is_known_if_the_ranks_are(
+    machine, ranks: dict[int, str], foreign: tuple[float | None, int | None]
+) -> None:
+    gpu = SampledGpu(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}")).after(2)
+    reading = gpu._replace(pids=(1, 2, 3), sizes={1: 8, 2: 2, 3: 3}).without(ranks, "GPU-2")
+    assert (reading.foreign_bytes, reading.foreign_pid) == foreign
+
+
+def test_the_memory_of_other_processes_is_unknown_if_the_driver_does_not_say_the_size_of_one(machine) -> None:
+    state = "{at: 0, memory_used: 40 GiB, processes: [{pid: 1, memory: 8 GiB}, {pid: 2, memory: 3 GiB}]}"
+    gpu = SampledGpu(machine(f"{{gpus: 1, model: H100, timeline: {{0: [{state}]}}}}")).after(2)
+    assert gpu.without({1: "GPU-2"}, "GPU-2").foreign_bytes == 3 * 2**30
+    assert gpu._replace(sizes={**gpu.sizes, 2: None}).without({1: "GPU-2"}, "GPU-2").foreign_bytes is None

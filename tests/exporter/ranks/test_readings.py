@@ -12,9 +12,11 @@ from testing.simulated_job import Job, lagging, scan
 from rankscope.record import layout
 from rankscope_exporter.diagnosis.readings import (
     AlignedCounters,
+    DeviceMemory,
     Ending,
     GpuCounters,
     GpuReading,
+    LoggedValues,
     ProcessCounters,
     RankReading,
 )
@@ -80,6 +82,26 @@ def test_a_world_size_that_is_not_a_number_is_unknown(text, size) -> None:
 )
 def test_the_end_of_a_rank_is_on_the_monotonic_clock(ended, reason) -> None:
     assert read({"ended": ended}, exit_unix=OFFSET + 9000.0).ended == Ending(reason, 9000.0)
+
+
+def test_the_end_has_what_the_exception_says_about_memory() -> None:
+    slots = {"exhausted_memory": 1.0, "exhausted_in_phase": 1.0 + layout.BACKWARD, "exhausted_request_bytes": 64.0}
+    found = read({"ended": layout.EXCEPTION, **slots}, exit_unix=OFFSET + 9000.0).ended
+    assert found == Ending("exception", 9000.0, "device", "backward", 64.0)
+    assert read({"ended": layout.FINISHED, **slots}, exit_unix=OFFSET + 9000.0).ended == Ending("finished", 9000.0)
+
+
+def test_the_memory_of_a_rank_is_absent_without_cuda_and_its_capacity_if_it_is_unknown() -> None:
+    slots = {"cuda_allocated_bytes": 1.0, "cuda_reserved_bytes": 2.0, "cuda_peak_allocated_bytes": 3.0}
+    assert read(slots).memory == DeviceMemory(1.0, 2.0, 3.0)
+    full = {**slots, "device_capacity_bytes": 4.0, "cuda_allocation_retries": 5.0, "cuda_out_of_memory": 6.0}
+    assert read(full).memory == DeviceMemory(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    assert read().memory is None
+
+
+def test_logged_values_are_read_as_far_as_the_script_logs_them() -> None:
+    found = read({"logged_values": 9.0, "not_finite_values": 3.0, "not_finite_since_step": 7.0})
+    assert (found.loss, found.gradient_norm) == (LoggedValues(9.0, 3.0, 7.0), None)
 
 
 def test_an_end_before_the_last_boot_is_the_last_progress() -> None:

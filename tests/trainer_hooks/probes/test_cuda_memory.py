@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from testing.own_record import installed
 
@@ -48,6 +50,35 @@ def test_the_peak_survives_a_reset_of_torchs_peak() -> None:
     reader.poll()
     reader.poll()
     assert slots(timeline)["cuda_peak_allocated_bytes"] == 300
+
+
+def test_the_capacity_is_read_once_and_only_while_cuda_is_in_use() -> None:
+    timeline, reads = Timeline(RankWriter()), []
+    answers = iter([{}, stats(1, 1, 1), stats(1, 1, 1)])
+
+    def read_capacity() -> float:
+        reads.append(1)
+        return 80e9
+
+    reader = AllocatorReader(timeline, lambda: next(answers), read_capacity)
+    capacities = []
+    for _ in range(3):
+        reader.poll()
+        capacities.append(timeline.writer.slots[INDEX["device_capacity_bytes"]])
+    assert capacities == [0.0, 80e9, 80e9]
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize(("fraction", "capacity"), [(None, 80e9), (0.25, 20e9)], ids=["before torch 2.7", "a limit"])
+def test_the_capacity_is_the_devices_memory_or_what_the_script_allows(
+    monkeypatch: pytest.MonkeyPatch, fraction: float | None, capacity: float
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80e9))
+    if fraction is None:
+        monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction", raising=False)
+    else:
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: fraction, raising=False)
+    assert cuda_memory.read_capacity(3) == capacity
 
 
 def test_without_cuda_nothing_is_known_and_nothing_is_initialized() -> None:

@@ -1,11 +1,13 @@
-"""CUDA's caching allocator: allocated and reserved memory, and how often it ran out.
+"""CUDA's caching allocator: allocated and reserved memory, the memory that it may use, and how often it ran out.
 
-Read at a step's end, at most once a second, once CUDA is in use. torch copies the allocator's counters under its lock
-(`DeviceCachingAllocator::getStats` in c10/cuda/CUDACachingAllocator.cpp), without a driver call or a synchronization.
+Read at a step's end, at most once a second, once CUDA is in use, and when a lack of memory ends the process. torch
+copies the counters under its lock (`DeviceCachingAllocator::getStats` in c10/cuda/CUDACachingAllocator.cpp), without a
+driver call or a synchronization. The backend cudaMallocAsync asks the driver, so it is not read at the end.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,18 +23,36 @@ RESERVED = INDEX["cuda_reserved_bytes"]
 PEAK = INDEX["cuda_peak_allocated_bytes"]
 RETRIES = INDEX["cuda_allocation_retries"]
 OUT_OF_MEMORY = INDEX["cuda_out_of_memory"]
+CAPACITY = INDEX["device_capacity_bytes"]
+CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 Read = Callable[[], Mapping[str, Any]]
 
 
 class AllocatorReader:
-    """Copies the allocator's counters into the record. `read` returns them; empty while CUDA is not in use."""
+    """Copies the allocator's counters into the record. `read` returns them; empty while CUDA is not in use.
 
-    def __init__(self, timeline: Timeline, read: Read) -> None:
+    `read_capacity` returns the bytes that this process may allocate.
+    """
+
+    def __init__(self, timeline: Timeline, read: Read, read_capacity: Callable[[], float] = float) -> None:
         self._timeline = timeline
         self._read = read
+        self._read_capacity = read_capacity
 
     def poll(self) -> None:
+        """Copy the counters and, once, the capacity."""
+        self.copy()
+        slots = self._timeline.writer.slots
+        if slots[RESERVED] and not slots[CAPACITY]:
+            slots[CAPACITY] = self._read_capacity()
+
+    def copy_at_end(self) -> None:
+        """Copy the counters if that does not call the driver."""
+        if not any("cudaMallocAsync" in os.environ.get(name, "") for name in CONFIGURATIONS):
+            self.copy()
+
+    def copy(self) -> None:
         """Copy the counters; the peak only if it is higher, because the script may reset torch's."""
         stats = self._read()
         if not stats:
@@ -51,8 +71,26 @@ def read_device(index: int | None) -> Mapping[str, Any]:
     return torch.cuda.memory_stats_as_nested_dict(index)
 
 
+def read_capacity(index: int | None) -> float:
+    """Return the memory of a device, or of the MIG instance, by default the current one; less if the script limits it.
+
+    torch has the device's properties from its start. It reads the limit since 2.7.
+    """
+    total = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index).total_memory
+    read_fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    return float(total * (read_fraction(index) if read_fraction else 1.0))
+
+
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Add the reader to the polls of a step."""
-    poll: Any = guard(AllocatorReader(timeline, lambda: read_device(timeline.job.device)).poll)
+    """Add the reader to the polls of a step, and to the end of the process."""
+    job = timeline.job
+    reader = AllocatorReader(timeline, lambda: read_device(job.device), lambda: read_capacity(job.device))
+    poll: Any = guard(reader.poll)
     timeline.steps.polls.append(poll)
-    return [lambda: timeline.steps.polls.remove(poll)]
+    job.read_allocator = guard(reader.copy_at_end)
+
+    def forget() -> None:
+        timeline.steps.polls.remove(poll)
+        job.read_allocator = lambda: None
+
+    return [forget]

@@ -39,10 +39,15 @@ SIGNALS = 128  # a shell's exit status above this names the signal that ended a 
 class Ending:
     """Watches for the end of this process, for one writer. `forget` is the exact inverse of the watches."""
 
-    def __init__(self, writer: RankWriter, on_end: Callable[[], object] = lambda: None) -> None:
-        """`on_end` is called once, after the end is in the record."""
+    def __init__(
+        self,
+        writer: RankWriter,
+        on_end: Callable[[], object] = lambda: None,
+        on_error: Callable[[BaseException | None], object] = lambda _error: None,
+    ) -> None:
+        """`on_error` is called with the exception before the end is in the record, and `on_end` once, after that."""
         self._writer = writer
-        self._on_end = on_end
+        self._on_end, self._on_error = on_end, on_error
         self._excepthook: Callable[..., object] = sys.excepthook
         self._error_before: BaseException | None = None
         self._failure: SystemExit | None = None  # the script's request to exit, as long as it may not be caught
@@ -150,10 +155,12 @@ class Ending:
                 signal.signal(signal.SIGTERM, now)
         self._watches_sigterm = False
 
-    def write(self, how: float) -> None:
-        """Record how the process ended, unless that is already recorded."""
+    def write(self, how: float, error: BaseException | None = None) -> None:
+        """Record how the process ended, and by which exception, unless that is already recorded."""
         slots = self._writer.slots
         if slots[INDEX["ended"]] in layout.NOT_ENDED:
+            if how == layout.EXCEPTION:
+                self._on_error(error)
             now = time.time()
             renew_unix_times(slots, now, time.monotonic())
             slots[INDEX["ended_unix"]] = now
@@ -178,7 +185,7 @@ class Ending:
         def watched(status: int) -> NoReturn:
             if isinstance(status, int) and not self._is_over:  # else it raises
                 is_planned = is_success(status) or is_status_of_signal(status)
-                self.write(layout.FINISHED if is_planned else layout.EXCEPTION)
+                self.write(layout.FINISHED if is_planned else layout.EXCEPTION, sys.exc_info()[1])
             original(status)
 
         return watched
@@ -215,7 +222,7 @@ class Ending:
         failure = self._failure
         error = sys.exc_info()[1] or (failure if failure and is_uncaught(failure) else None)
         if isinstance(error, SystemExit):
-            self.write(layout.FINISHED if is_success(error.code) else layout.EXCEPTION)
+            self.write(layout.FINISHED if is_success(error.code) else layout.EXCEPTION, error)
             return
         last = None if is_interactive() else getattr(sys, "last_value", None)
         self._write_error(error or (last if last is not self._error_before else None))
@@ -229,7 +236,7 @@ class Ending:
         if error is None:
             self.write(layout.EXCEPTION if self._has_reported_error() else layout.FINISHED)
         else:
-            self.write(layout.INTERRUPTED if isinstance(error, KeyboardInterrupt) else layout.EXCEPTION)
+            self.write(layout.INTERRUPTED if isinstance(error, KeyboardInterrupt) else layout.EXCEPTION, error)
 
     def _has_reported_error(self) -> bool:
         """Return whether torch has written an error for torchrun (`@record`) after this process stopped training."""

@@ -87,7 +87,12 @@ STEP_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30
 # has left its process group has finished its work but may still run; its actual end may replace this value.
 RUNNING, FINISHED, EXCEPTION, INTERRUPTED, LEFT_GROUP = 0.0, 1.0, 2.0, 3.0, 4.0
 NOT_ENDED = (RUNNING, LEFT_GROUP)
+# The memory that was exhausted, if the exception that ended a rank says so: the GPU's, the host's, /dev/shm. `worker`:
+# a loader worker was killed, which the kernel does if the host's memory is exhausted. The field has its index + 1.
+EXHAUSTED = ("device", "host", "shared", "worker")
 ENDINGS = {FINISHED: "finished", EXCEPTION: "exception", INTERRUPTED: "interrupted", LEFT_GROUP: "finished"}
+
+LOGGED = ("loss", "gradient_norm")  # values that loggers get, as numbers
 
 MAX_GROUPS = 16  # groups of ranks that this rank synchronizes with, named in the info
 GC_GENERATIONS = 3
@@ -168,6 +173,13 @@ FIELDS = {
     "cuda_peak_allocated_bytes": 1,
     "cuda_allocation_retries": 1,
     "cuda_out_of_memory": 1,
+    "device_capacity_bytes": 1,  # of the device, or of the part that this process may use; 0 if not known
+    "exhausted_memory": 1,  # one of EXHAUSTED: its index + 1; 0 for none
+    "exhausted_in_phase": 1,  # the index of the phase + 1; 0 if not known
+    "exhausted_request_bytes": 1,  # of the allocation that failed; 0 if not known
+    "logged_values": len(LOGGED),  # steps of which one was logged
+    "not_finite_values": len(LOGGED),  # the last ones of these: NaN or infinite
+    "not_finite_since_step": len(LOGGED),  # the step of the first of them
 }
 MONOTONIC = ("started_monotonic", "phase_since")  # the fields with a time by the rank's clock; 0 is none
 # The index of each field's first slot.

@@ -208,6 +208,16 @@ class RankSnapshot:
         return "killed" if self["ended"] == layout.RUNNING else layout.ENDINGS.get(self["ended"], "exception")
 
     @property
+    def exhausted_memory(self) -> str:
+        """The memory that the exception at its end lacked, one of layout.EXHAUSTED; empty if it says nothing of it."""
+        return _named(layout.EXHAUSTED, self["exhausted_memory"])
+
+    @property
+    def exhausted_in_phase(self) -> str:
+        """The phase in which that exception was raised; empty if it is not known."""
+        return _named(self._phase_names(), self["exhausted_in_phase"])
+
+    @property
     def exit_unix(self) -> float | None:
         """The unix time of the end that the rank recorded; None if it is alive or was killed, even after its work."""
         if self["ended"] == layout.LEFT_GROUP and self.last_words_at is None:
@@ -220,6 +230,11 @@ class RankSnapshot:
 
     def _phase_names(self) -> tuple[str, ...]:
         return (*layout.PHASES, *self.info.get("phases", ()))
+
+
+def _named(names: Sequence[str], number: float) -> str:
+    """Return the name with this number, counted from 1; empty if there is none."""
+    return names[int(number) - 1] if 1 <= number <= len(names) else ""
 
 
 Entry = tuple[float, ...]  # of a ring; the first value is its number

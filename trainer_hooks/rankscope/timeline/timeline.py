@@ -45,6 +45,8 @@ class Job:
     def __init__(self) -> None:
         self.objects: dict[str, Callable[[], Any]] = {}  # weak references, by role
         self.device: int | None = None  # index of the CUDA device of the trained parameters
+        # Copies the counters of the device's allocator to the record.
+        self.read_allocator: Callable[[], object] = lambda: None
         self.autocast = ""  # the data type of the last autocast
         self.model: Callable[[], Any] = lambda: None  # weak reference to a module that trains in training mode
         self.last_model: Callable[[], Any] = lambda: None  # likewise, even if it then had a pass in evaluation mode

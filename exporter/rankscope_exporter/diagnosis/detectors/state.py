@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from rankscope_exporter.diagnosis.detectors.loss import Detector, Window
 from rankscope_exporter.diagnosis.findings import Candidate, Pending
+from rankscope_exporter.diagnosis.memory import MemoryTrend
+from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.speed import Slower
 from rankscope_exporter.diagnosis.standstill import Standstill
 
@@ -33,6 +35,10 @@ class Past:
     """Steps that were skipped in the last five minutes."""
     idle: Mapping[int, float] = field(default_factory=dict)
     """How long each rank has been idle; see activity.py."""
+    memory: Mapping[int, MemoryTrend] = field(default_factory=dict)
+    """How the memory of each living rank has changed; see memory.py."""
+    alive: Mapping[int, RankReading] = field(default_factory=dict)
+    """Each rank's last reading while it was alive."""
     slower: Slower | None = None
     """How much slower the run is than it was; see speed.py."""
 

@@ -108,6 +108,11 @@ METRICS = (
         "Peak memory of live tensors.",
         itemgetter("cuda_peak_allocated_bytes"),
     ),
+    RANK.gauge(
+        "cuda_memory_capacity_bytes",
+        "Memory of the rank's GPU or MIG instance, or the part of it that the script allows torch to use.",
+        nonzero("device_capacity_bytes"),
+    ),
     CUDA.counter(
         "cuda_allocation_retries_total",
         "Allocations that succeeded only after the allocator had freed its cache: memory is nearly full.",

@@ -13,7 +13,7 @@ from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.facts import compare
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.judge import Readings
-from rankscope_exporter.diagnosis.readings import Ending
+from rankscope_exporter.diagnosis.readings import DeviceMemory, Ending
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 LIMITS = Thresholds()
@@ -76,6 +76,78 @@ def test_ranks_that_disappear_together_have_not_crashed() -> None:
 def test_ranks_that_were_killed_in_other_ways_have_crashed(found) -> None:
     assert found
     assert found.cause == "killed"
+
+
+def memory(reason: str, at: float, exhausted: str = "device") -> Ending:
+    return Ending(reason, at, exhausted, "forward")
+
+
+def test_a_rank_without_memory_is_named_before_those_that_its_launcher_killed_after_it() -> None:
+    found = crash({1: memory("exception", 56.0), 0: Ending("killed", 57.0), 2: Ending("exception", 56.5)})
+    assert found
+    assert (found.place.rank, found.cause, found.phase) == (1, "out_of_memory", "forward")
+    before = crash({1: memory("exception", 58.0), 0: Ending("killed", 57.0)})
+    assert before
+    assert (before.place.rank, before.cause, before.phase) == (0, "killed", "")
+    later = crash({1: memory("exception", 58.0), 0: Ending("exception", 57.0)})
+    assert later
+    assert (later.place.rank, later.cause) == (0, "exception")
+
+
+@pytest.mark.parametrize(
+    ("exhausted", "cause"), [("host", "host_memory"), ("shared", "shared_memory"), ("worker", "exception")]
+)
+def test_the_hosts_memory_is_another_cause(exhausted: str, cause: str) -> None:
+    found = crash({1: memory("exception", 56.0, exhausted)})
+    assert found
+    assert (found.cause, found.phase) == (cause, "")
+
+
+@pytest.mark.parametrize(
+    ("ending", "killed_at", "cause"),
+    [
+        (Ending("killed", 61.0), 61.5, "oom_killer"),
+        (Ending("exception", 61.0, "worker"), 57.0, "oom_killer"),
+        (Ending("killed", 61.0), 40.0, "killed"),
+        (Ending("killed", 61.0), None, "killed"),
+        (Ending("exception", 61.0, "worker"), None, "exception"),
+        (Ending("exception", 61.0), 61.0, "exception"),
+    ],
+    ids=["killed", "a worker killed", "long before", "no kill", "a worker killed by others", "another exception"],
+)
+def test_the_kernels_killer_is_the_cause_if_it_ended_a_process_at_that_time(
+    ending: Ending, killed_at: float | None, cause: str
+) -> None:
+    trial = Trial(Training(4)).trained(60)
+    for at, ranks in trial.training.train(8):
+        gone = replace(ranks[2], ended=ending, oom_killed_at=killed_at)
+        verdict = trial.judge.update(at, {**ranks, 2: gone})
+    assert [finding.candidate.cause for finding in verdict.findings] == [cause]
+
+
+def test_ranks_that_the_kernels_killer_ended_together_have_crashed() -> None:
+    """It ends all processes of a container whose cgroup has memory.oom.group, as Kubernetes sets it."""
+    trial = Trial(Training(4)).trained(60)
+    (at, ranks), *_ = trial.training.train(1)
+    for second in range(8):
+        gone = {
+            rank: replace(one, at=at + second, ended=Ending("killed", at), oom_killed_at=at)
+            for rank, one in ranks.items()
+        }
+        verdict = trial.judge.update(at + second, gone)
+    assert [finding.candidate.cause for finding in verdict.findings] == ["oom_killer"]
+
+
+@pytest.mark.parametrize(("before", "after", "cause"), [(2.0, 3.0, "out_of_memory"), (3.0, 3.0, "exception")])
+def test_an_allocation_that_failed_since_the_last_reading_is_the_cause_of_another_exception(
+    before: float, after: float, cause: str
+) -> None:
+    memory = DeviceMemory(1.0, 2.0, 2.0, 4.0)
+    trial = Trial(Training(2, adjust=lambda one: replace(one, memory=replace(memory, failures=before)))).trained(60)
+    for at, ranks in trial.training.train(8):
+        gone = replace(ranks[1], ended=Ending("exception", 61.0), memory=replace(memory, failures=after))
+        verdict = trial.judge.update(at, {**ranks, 1: gone})
+    assert [finding.candidate.cause for finding in verdict.findings] == [cause]
 
 
 def ended(readings: Readings, *ranks: int, reason: str = "killed", at: float = 61.0) -> Readings:
