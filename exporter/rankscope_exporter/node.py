@@ -62,7 +62,7 @@ def build_node(settings: Config, on_look: Callable[[Look], None] = lambda _: Non
             Worker("users", USER_LOOKUP_INTERVAL, partial(_resolve, users), "cannot look up user names")
         )
         _simulate(settings, directory, stack)
-        collectors, diagnosis = registry.rank_collectors(settings, rank_gpus)
+        collectors, diagnosis = registry.rank_collectors(settings, rank_gpus, rank_gpus.faults)
         diagnosis.on_look = on_look
         ranks = RankWatcher(directory, collectors)
         stack.callback(diagnosis.close)
