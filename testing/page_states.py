@@ -111,6 +111,13 @@ def lost_with_xid(xid: int) -> Families:
     return found
 
 
+def culprit() -> Families:
+    """Return these GPUs with one that was the culprit in four runs of the last week, and one that was in two."""
+    found = working()
+    found["gpu_culprit_runs"] = [(gpu(1, node=NODE), 4.0), (gpu(3, node=NODE), 2.0)]
+    return found
+
+
 def held() -> Families:
     """Return these GPUs with one whose memory a process holds for 20 minutes after its rank has ended."""
     found = without_rank(2, "process_no_work", NOW - 1200.0, memory_used_bytes=20.0 * GIB)
@@ -195,6 +202,7 @@ STATES: Mapping[str, tuple[Callable[[], Families], Callable[[Path], Reporter]]] 
     "crash": (working, crash),
     "xid 79": (lambda: lost_with_xid(79), healthy),
     "xid 48": (lambda: lost_with_xid(48), healthy),
+    "culprit": (culprit, healthy),
     "held memory": (held, healthy),
     "unused": (unused, healthy),
     "idle": (idle, healthy),

@@ -64,7 +64,7 @@ def build_node(settings: Config, listeners: Sequence[Callable[[Look], None]] = (
             Worker("users", USER_LOOKUP_INTERVAL, partial(_resolve, users), "cannot look up user names")
         )
         _simulate(settings, directory, stack)
-        collectors, diagnosis = registry.rank_collectors(settings, rank_gpus)
+        collectors, diagnosis = registry.rank_collectors(settings, rank_gpus, rank_gpus.faults)
         diagnosis.listeners = listeners
         ranks = RankWatcher(directory, collectors)
         stack.callback(diagnosis.close)

@@ -35,11 +35,11 @@ from rankscope_exporter.gpu.collectors import (
     temperature,
 )
 from rankscope_exporter.gpu.collectors.xid import XidCollector
-from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.gpu.rank_gpus import GpuFaults, RankGpu
 from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.ranks.collectors import ranks
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
-from rankscope_exporter.ranks.collectors.findings import LIMIT_METRICS, Findings
+from rankscope_exporter.ranks.collectors.findings import CULPRIT_RUNS, LIMIT_METRICS, Findings
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.collectors.ranks import Ranks
@@ -78,6 +78,7 @@ OFF_BY_DEFAULT = frozenset(collector.name for collector in GPU_COLLECTORS if not
 GPU_METRICS: tuple[Declaration, ...] = (
     *(metric for collector in GPU_COLLECTORS for metric in collector.metrics),
     *XidCollector.metrics,
+    CULPRIT_RUNS,
 )
 RANK_METRICS: tuple[Declaration, ...] = tuple(m for collector in RANK_COLLECTORS for m in collector.metrics)
 EXPORTER_METRICS: tuple[Declaration, ...] = (
@@ -97,12 +98,14 @@ def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
 
 
 def rank_collectors(
-    settings: Config, gpus: Callable[[float], Mapping[str, RankGpu]]
+    settings: Config,
+    gpus: Callable[[float], Mapping[str, RankGpu]],
+    faults: Callable[[], Mapping[str, GpuFaults]] = dict,
 ) -> tuple[list[RankCollector], DiagnosisService]:
     """Build and return the enabled rank collectors, and the diagnosis that one of them shows."""
     aligned, processes = AlignedSteps(), RankProcesses(settings.procfs)
     network = Network(settings.sysfs)
-    diagnosis = DiagnosisService(aligned, processes, network, gpus, settings)
+    diagnosis = DiagnosisService(aligned, processes, network, gpus, settings, faults=faults, node=settings.node)
     available: tuple[RankCollector, ...] = (Ranks(settings.node), aligned, processes, network, Findings(diagnosis))
     return [collector for collector in available if collector.name in settings.collectors], diagnosis
 

@@ -10,6 +10,7 @@ from rankscope_dashboards.selectors import HERE
 from rankscope_dashboards.tables import Column, table_of
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.report.colors import BAD, CAUTION, NEUTRAL, STATE_COLORS
+from rankscope_exporter.report.gpus import CULPRIT_RUNS
 
 STATE_NAMES = {state: (state.replace("_", " "), color) for state, color in STATE_COLORS.items()}
 HOLDERS = (
@@ -52,7 +53,8 @@ TIMELINE = timeline(
 GPUS = table_of(
     "GPUs",
     "All GPUs. A lost GPU does not answer and has no values. `To slowdown` is how much warmer it may become until it "
-    "slows down, by its own limit. A run leads to its dashboard, a rank to its panels.",
+    "slows down, by its own limit. `Culprit`: the runs of the last week in which the GPU was to blame, if the exporter "
+    "has a `--state-dir`. A run leads to its dashboard, a rank to its panels.",
     [
         Query(
             f"max by (gpu, state, run, rank, owner) (rankscope_gpu_state_info{{{HERE}}})"
@@ -65,6 +67,10 @@ GPUS = table_of(
         Query(f"max by (gpu) (rankscope_gpu_memory_used_bytes{{{HERE}}} / rankscope_gpu_memory_total_bytes{{{HERE}}})"),
         Query(f"sum by (gpu) (rankscope_gpu_xid_errors_total{{{HERE}}})"),
         Query(f'sum by (gpu) (rankscope_gpu_ecc_errors_total{{{HERE},kind="uncorrected"}})'),
+        Query(
+            "max by (gpu) (sum by (uuid) (max by (instance, uuid) (rankscope_gpu_culprit_runs))"
+            f" * on (uuid) group_right () max by (gpu, uuid) (rankscope_gpu_info{{{HERE}}}))"
+        ),
     ],
     [
         Column("gpu", "GPU", width=50),
@@ -79,6 +85,7 @@ GPUS = table_of(
         Column("F", "Memory", "percentunit", width=80),
         Column("G", "XIDs", steps=((None, "text"), (1, CAUTION)), width=60),
         Column("H", "ECC", steps=((None, "text"), (1, CAUTION)), width=50),
+        Column("I", "Culprit", steps=((None, "text"), (CULPRIT_RUNS, CAUTION)), width=65),
     ],
     height=11,
     empty="the driver does not answer, or the exporter has no GPU",

@@ -38,6 +38,7 @@ ALERT_TEXTS = {
     "RankscopeGpuMemoryHeldIdle": "Memory of an idle GPU is allocated, and no rank uses it",
     "RankscopeGpuUnused": "A GPU is allocated and not used",
     "RankscopeGpuXid": "The driver has reported an XID error",
+    "RankscopeGpuFaultRecurring": "A GPU was the culprit in several runs",
     "RankscopeManyAlerts": "Many alerts of one owner are one notification",
     "RankscopeRanksHidden": "The exporter does not show all ranks of the node",
     "RankscopeRunNotDiagnosed": "The run is not, or not fully, diagnosed",

@@ -12,6 +12,7 @@ from rankscope_dashboards.selectors import EXPORTER, age
 from rankscope_dashboards.tables import Column, or_words, table_of
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.report.colors import BAD, CAUTION, STATE_COLORS
+from rankscope_exporter.report.gpus import CULPRIT_RUNS
 
 SHOWN = 100
 """The most lines of a table."""
@@ -134,6 +135,11 @@ THROTTLED = (
 XIDS = f"min by ({GPU}, xid) ({age('rankscope_gpu_xid_last_timestamp_seconds')}) < 3600"
 ERRORS = 'max by (instance, gpu, uuid, location) (rankscope_gpu_ecc_errors_total{kind="uncorrected"})'
 ECC = f"sum by ({GPU}) ({ERRORS}) > 0"
+# Those that its exporter counts, and those that the analyzer does, which span nodes.
+CULPRITS = (
+    "sum by (uuid) (max by (instance, uuid) (rankscope_gpu_culprit_runs))"
+    f" * on (uuid) group_right () max by ({GPU}) (rankscope_gpu_info) >= {CULPRIT_RUNS}"
+)
 
 
 def fault(vector: str, text: str, label: str = "") -> str:
@@ -164,6 +170,7 @@ SICK = {
     "xid": fault(XIDS, "XID $1", "xid"),
     "ecc": fault(ECC, "uncorrected memory errors"),
     "throttled": fault(THROTTLED, "throttled: $1", "reason"),
+    "culprit": fault(CULPRITS, "culprit in several runs of the last week"),
 }
 ALL_SICK = f"group by ({GPU}, fault) ({' or '.join(SICK.values())})"
 SICK_GPUS = f"group by (instance, gpu) ({ALL_SICK})"
@@ -188,8 +195,8 @@ TROUBLE = Row(
         table_of(
             "Sick GPUs",
             "GPUs that are lost, had an XID error in the last hour, have memory errors or rows that could not be "
-            f"replaced, or are throttled for more than {Thresholds().throttled:.0%} of the time. The power limit "
-            "alone does not count.",
+            f"replaced, are throttled for more than {Thresholds().throttled:.0%} of the time (the power limit alone "
+            f"does not count), or were the culprit in {CULPRIT_RUNS:g} runs of the last week.",
             [
                 Query(or_words(on_node(ALL_SICK), "fault", "no exporter shows a sick GPU"), needs_fault=True),
                 Query(on_node(SICK["xid"]), needs_fault=True),

@@ -117,6 +117,11 @@ FLEETS: dict[str, Series] = {
         f'rankscope_gpu_ecc_errors_total{{{SICK},kind="uncorrected",location="dram"': always(3),
         f'rankscope_gpu_throttled_seconds_total{{{EXPORTER},gpu="0",uuid="node-a-0",reason="hw_slowdown"': growing(0.9),
         f'rankscope_gpu_throttled_seconds_total{{{EXPORTER},gpu="0",uuid="node-a-0",reason="sw_power_cap"': growing(1),
+        f'rankscope_gpu_info{{{EXPORTER},gpu="0",uuid="node-a-0",node="node-a"': always(1),
+        f'rankscope_gpu_culprit_runs{{{EXPORTER},gpu="0",uuid="node-a-0",node="node-a"': always(2),
+        'rankscope_gpu_culprit_runs{instance="analyzer",gpu="0",uuid="node-a-0",node="node-a"': always(1),
+        f'rankscope_gpu_info{{{EXPORTER},gpu="2",uuid="node-a-2",node="node-a"': always(1),
+        f'rankscope_gpu_culprit_runs{{{EXPORTER},gpu="2",uuid="node-a-2",node="node-a"': always(2),
     },
     "not judged": {**node(), **run(is_judged=False)},
     "not fully judged": {
@@ -295,7 +300,7 @@ def test_each_fault_of_a_sick_gpu_is_named(tmp_path: Path) -> None:
     expr = by("node, gpu, fault", expression("fleet", "Sick GPUs", 1))
     faults = {
         "1": ("lost: it does not answer", "XID 79", "uncorrected memory errors"),
-        "0": ("throttled: hw_slowdown",),
+        "0": ("throttled: hw_slowdown", "culprit in several runs of the last week"),
     }
     expected = [{"node": "node-a", "gpu": gpu, "fault": text} for gpu, texts in faults.items() for text in texts]
     assert error(FLEETS["sick GPU"], expr, lines(*expected), tmp_path) == ""

@@ -13,6 +13,7 @@ from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import Judged, Judges, Limits
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.ledger.accounts import Accounts
+from rankscope_exporter.ledger.node_history import Poll
 from rankscope_exporter.ledger.owner_files import ANALYZER_SCALE, OwnerFiles
 from rankscope_exporter.node_facts.wire import Answer
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
@@ -112,8 +113,10 @@ class Analyzer(JudgedRuns):
         limited = self._count_limited(look)
         self._count_lost(look)
         self._accounts.update(look, {})
+        self._node_history.update(Poll(look, self._accounts.open_findings(), joined.known_gpus))
         self._save_if_due(self.now())
-        return Diagnosis(look, self._lost, limited, [*self._accounts.gpu_seconds()], [*self._accounts.findings()])
+        spent, findings = [*self._accounts.gpu_seconds()], [*self._accounts.findings()]
+        return Diagnosis(look, self._lost, limited, spent, findings, self._node_history.culprits)
 
     def _interrupt(self, at: float, joined: Joined) -> None:
         """End the findings about late ranks and transfer of runs that lack a node for a minute: they are unknown."""

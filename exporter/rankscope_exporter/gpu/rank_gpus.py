@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector
-from rankscope_exporter.gpu.collectors import clocks, load, memory, nvlink, pcie, power, processes
+from rankscope_exporter.gpu.collectors import clocks, ecc, load, memory, nvlink, pcie, power, processes
 from rankscope_exporter.gpu.collectors.allocation import Allocation
 from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.sampler import Sampler
@@ -52,6 +52,19 @@ class RankGpu(NamedTuple):
         return replace(reading, foreign_bytes=float(sum(known)), foreign_pid=largest)
 
 
+class GpuFaults(NamedTuple):
+    """The state of a GPU's hardware, also of a lost GPU."""
+
+    gpu: str
+    """Its index."""
+    is_lost: bool = False
+    """True if it does not answer."""
+    xids: Mapping[int, int] = {}
+    """The number of XID events by code since the exporter's start."""
+    uncorrected_errors: float | None = None
+    """Uncorrected memory errors since the driver was loaded."""
+
+
 class RankGpus:
     """GPU readings by UUID, for one thread. Integrates the clock, which the driver does not count."""
 
@@ -76,6 +89,22 @@ class RankGpus:
             if held and gpu in found:
                 found[gpu]["namespaces"] = {one.k8s_namespace for one in held.holders if one.source == "kubernetes"}
         return {gpu.uuid: self._gpu(gpu, values, at) for gpu, values in found.items()}
+
+    def faults(self) -> Mapping[str, GpuFaults]:
+        """Return what the driver reports of the hardware of all GPUs, by UUID."""
+        if self.sampler is None:
+            return {}
+        lost = {gpu for gpu, reading in self.sampler.latest().gpus if reading is None}
+        memory_errors = self._read(ecc.COLLECTOR)
+        return {
+            one.uuid: GpuFaults(
+                str(one.index),
+                is_lost=one in lost,
+                xids=events.counts or {},
+                uncorrected_errors=_uncorrected(memory_errors.get(one)),
+            )
+            for one, events in self.sampler.xids().items()
+        }
 
     def _read(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
         return self.sampler.readings(collector) if self.sampler and collector.name in self._collectors else {}
@@ -122,6 +151,11 @@ class RankGpus:
         seconds += now / highest * max(at - before, 0.0)
         self._clock_seconds[uuid] = at, seconds
         return seconds
+
+
+def _uncorrected(errors: ecc.Ecc | None) -> float | None:
+    known = (number for (kind, _), number in errors.errors.items() if kind == "uncorrected") if errors else ()
+    return sum(number for number in known if number is not None) if errors else None
 
 
 def _is_power_limit_lowered(values: Mapping[str, Any]) -> bool | None:

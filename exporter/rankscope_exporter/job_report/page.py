@@ -60,7 +60,7 @@ def lines(job: Job, prices: Prices) -> Iterator[str]:
     """Yield the lines of the page."""
     yield from _head(job)
     yield ""
-    yield f"Where {_hours(job.gpu_seconds)} went"
+    yield f"Where {hours(job.gpu_seconds)} went"
     yield from _parts(job)
     if use := [*_use(job)]:
         yield ""
@@ -114,7 +114,7 @@ def _parts(job: Job) -> Iterator[str]:
 
 
 def _part(name: str, ratio: float, job: Job, meaning: str) -> str:
-    return f"  {name:22}{_bar(ratio)} {percent(ratio):>5}  {_hours(ratio * job.gpu_seconds):>16}  {meaning}".rstrip()
+    return f"  {name:22}{_bar(ratio)} {percent(ratio):>5}  {hours(ratio * job.gpu_seconds):>16}  {meaning}".rstrip()
 
 
 def _use(job: Job) -> Iterator[str]:
@@ -153,9 +153,9 @@ def _cost(job: Job, prices: Prices) -> Iterator[str]:
 
 def _findings(job: Job) -> Iterator[str]:
     for one in job.findings[:FINDINGS_SHOWN]:
-        end = "now" if one.end is None else _clock(one.end)
+        end = "now" if one.end is None else clock(one.end)
         lasted = duration(max((job.at if one.end is None else one.end) - one.begin, 0.0))
-        first = f"{_clock(one.begin)} to {end} ({lasted}), {one.severity}: "
+        first = f"{clock(one.begin)} to {end} ({lasted}), {one.severity}: "
         sentence = f"{one.sentence}{_span(one, lasted)}"
         yield from textwrap.wrap(f"{first}{sentence}", WIDTH, initial_indent="  ", subsequent_indent="    ")
         yield from textwrap.wrap(one.advice, WIDTH, initial_indent="    ", subsequent_indent="    ")
@@ -222,17 +222,19 @@ def _bar(ratio: float) -> str:
     return f"[{'|' * filled}{' ' * (BAR - filled)}]"
 
 
-def _hours(seconds: float) -> str:
+def hours(seconds: float) -> str:
+    """Return GPU time: `1.2 GPU-hours`, `40 GPU-seconds`."""
     if seconds >= 360.0:
         return f"{seconds / 3600:.3g} GPU-hours"
     return f"{seconds:.0f} GPU-seconds" if seconds >= 9.5 else f"{seconds:.1f} GPU-seconds"
 
 
 def _moment(unix: float) -> str:
-    return f"{time.strftime('%Y', _local(unix))}-{_clock(unix)}"
+    return f"{time.strftime('%Y', _local(unix))}-{clock(unix)}"
 
 
-def _clock(unix: float) -> str:
+def clock(unix: float) -> str:
+    """Return a unix time without its year, in the time zone of this machine."""
     return time.strftime("%m-%d %H:%M:%S", _local(unix))
 
 

@@ -98,6 +98,10 @@ class Account:
     world_size: int = 0
     began: float = 0.0
     """The start, which never changes: run, owner and start identify the account."""
+    launched: float = 0.0
+    """The same, but of its last launch: a run that has finished and starts again under its name is another one."""
+    has_finished: bool = False
+    """True if all ranks have finished."""
     clock_step: float = 0.0
     """Seconds by which the node's clock was set since the start: the start is so much later by the current setting."""
     at: float = 0.0
@@ -177,6 +181,10 @@ class Account:
         self.steps = max(self.steps, *(one.counters.steps for one in readings))
         offset = look.unix - look.at
         self.began = self.began or offset + min(one.began for one in readings)
+        if self.has_finished and any(one.ended is None for one in readings):
+            self.launched = 0.0
+        self.launched = self.launched or offset + min(one.began for one in readings)
+        self.has_finished = all(one.ended and one.ended.reason == "finished" for one in readings)
         ends = [one.ended.at for one in readings if one.ended]
         self.ended = offset + max(ends) if len(ends) == len(readings) else None
 
@@ -276,6 +284,8 @@ def account_from_json(state: Mapping[str, Any]) -> Account:
         _number(state[name]) or 0.0 for name in ("began", "at", "read_at", "steps", "memory")
     )
     account.clock_step = _number(state.get("clock_step")) or 0.0
+    account.launched = _number(state.get("launched")) or account.began
+    account.has_finished = bool(state.get("has_finished"))
     account.ended, account.cpu_gone = _number(state["ended"]), _number(state["cpu_gone"]) or 0.0
     account.causes, account.judged = _numbers(state["causes"]), _numbers(state["judged"])
     for uuid, use in state["gpus"].items():

@@ -80,6 +80,12 @@ class Accounts:
             yield from self._ended.get(run, ())
             yield from account.findings.values()
 
+    def open_findings(self) -> Iterator[tuple[Account, Mapping[str, Any]]]:
+        """Yield the open findings of present runs, each with its run's account."""
+        for account in self._accounts.values():
+            for entry in account.findings.values():
+                yield account, entry
+
     def _finish(self, lost: Iterable[Account]) -> None:
         """Finish runs whose records are gone, as after a reboot. They ended when they were last seen."""
         for account in lost:

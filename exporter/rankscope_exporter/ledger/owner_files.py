@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
@@ -30,14 +31,17 @@ OWNER_LIMIT = 2 * FILE_LIMIT + STATE_LIMIT
 OWNERS_LIMIT = 128
 GPU_OWNERS, GPU_OWNERS_LIMIT = "gpu_owners.jsonl", 64 * OWNERS_LIMIT
 """The file of the owners that have had a GPU, and its bytes."""
-DIRECTORY_LIMIT = OWNERS_LIMIT * OWNER_LIMIT + STATE_LIMIT + GPU_OWNERS_LIMIT
-"""Bytes of all files: those of each owner, a draft, and GPU_OWNERS."""
-ANALYZER_DIRECTORY_LIMIT = DIRECTORY_LIMIT + (ANALYZER_SCALE - 1) * (OWNERS_LIMIT + 1) * STATE_LIMIT
+HISTORY_LIMIT, PARTS_LIMIT = 1024 * 1024, 128
+"""Bytes of the history of the node's GPUs, ports and nodes, and the most of these."""
+DIRECTORY_LIMIT = OWNERS_LIMIT * OWNER_LIMIT + 2 * HISTORY_LIMIT + GPU_OWNERS_LIMIT
+"""Bytes of all files: those of each owner, the history, a draft, and GPU_OWNERS."""
+ANALYZER_DIRECTORY_LIMIT = DIRECTORY_LIMIT + (ANALYZER_SCALE - 1) * (OWNERS_LIMIT * STATE_LIMIT + 2 * HISTORY_LIMIT)
 """The same of the analyzer."""
 KEPT_SECONDS = 7 * 86_400.0
 """Seconds after which a new owner may replace one whose files were not written."""
 BYTES_PER_SECOND = 4096
 """What is written of an owner on average to the journal, and as much to the state."""
+DRAFT = "state.draft"
 NO_OWNER = "none"
 """The owner of all runs with `--collector.ranks.owner=none`."""
 
@@ -55,7 +59,7 @@ class OwnerFiles:
         scale: int = 1,
     ) -> None:
         """Set the directory, and the factor of the limits of an owner's state."""
-        self.directory = directory
+        self.directory, self.scale = directory, scale
         self.state_limit, self._rate = scale * STATE_LIMIT, scale * BYTES_PER_SECOND
         self._clock = clock
         self._monotonic = monotonic
@@ -129,6 +133,16 @@ class OwnerFiles:
             return oldest
         without = (one for one in reversed(self._written) if one not in self._had_gpu)
         return next(without, None) if owner in self._on_gpu else None
+
+
+def replace_file(path: Path, text: bytes) -> None:
+    """Replace a file in one step, so that it is never half-written. Raise OSError."""
+    draft = path.with_name(DRAFT)
+    with draft.open("wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
 
 
 def _name(owner: str) -> str:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankscope_exporter.ledger.owner_files import ANALYZER_SCALE, STATE_LIMIT, OwnerFiles, read_lines
+from rankscope_exporter.ledger.owner_files import ANALYZER_SCALE, STATE_LIMIT, OwnerFiles, read_lines, replace_file
 
 FILES = "state-*.jsonl"
 OLD = "findings.json"
 """The file of all owners in earlier versions, which is no longer read."""
-DRAFT = "state.draft"
 VERSION = 2
 
 logger = logging.getLogger(__name__)
@@ -73,12 +71,7 @@ class StateFiles:
                 break
             lines += line
         files.count(path, len(lines))
-        draft = files.directory / DRAFT
-        with draft.open("wb") as file:
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, lines)
 
 
 def read(directory: Path) -> Iterator[Mapping[str, Any]]:

@@ -21,8 +21,9 @@ from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds, change_thresholds
 from rankscope_exporter.documents import DocumentError, read_document
 from rankscope_exporter.flags import flag
-from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.gpu.rank_gpus import GpuFaults, RankGpu
 from rankscope_exporter.ledger.accounts import Accounts
+from rankscope_exporter.ledger.node_history import Poll
 from rankscope_exporter.ledger.owner_files import OwnerFiles
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.network import Network
@@ -70,8 +71,8 @@ class FindingFlags:
         "--state-dir",
         type=_directory,
         metavar="DIR",
-        help="existing directory for the state: baselines of runs, which a restart keeps, and their history for "
-        "`rankscope report` (default: nothing is saved)",
+        help="existing directory for the state: baselines of runs, which a restart keeps, their history for "
+        "`rankscope report`, and that of the GPUs for `rankscope history` (default: nothing is saved)",
     )
 
 
@@ -85,15 +86,21 @@ class DiagnosisService(JudgedRuns):
         network: Network,
         gpus: Callable[[float], Mapping[str, RankGpu]],
         settings: FindingFlags | None = None,
+        *,
+        faults: Callable[[], Mapping[str, GpuFaults]] = dict,
+        node: str = "",
     ) -> None:
-        """Restore the saved state. `gpus` returns the state of the machine's GPUs at a time, by UUID."""
+        """Restore the saved state. `gpus` returns the state of the machine's GPUs at a time, by UUID.
+
+        `faults` returns what the driver reports of their hardware, and `node` is this machine's name.
+        """
         settings = settings or FindingFlags()
         self._alignment = alignment
         self._processes = processes
         self._network = network
-        self._gpus = gpus
+        self._gpus, self._faults = gpus, faults
         files = OwnerFiles(settings.state_dir) if settings.state_dir else None
-        super().__init__(Judges(settings.thresholds, principal_of, time.thread_time), files)
+        super().__init__(Judges(settings.thresholds, principal_of, time.thread_time), files, node)
         self._accounts = Accounts(files)
         self._history = PollHistory()
         self._oom_kills = OomKills()
@@ -122,10 +129,14 @@ class DiagnosisService(JudgedRuns):
         self._accounts.update(look, self._resident(scan))
         while not self._captured.empty():
             self._accounts.add_capture(*self._captured.get(), look.unix)
+        faults, port_fault = self._faults(), self._network.fault
+        poll = Poll(look, self._accounts.open_findings(), gpus.keys() | faults.keys(), faults, port_fault)
+        self._node_history.update(poll)
         self._save_if_due(at)
         for listener in self.listeners:
             listener(look)
-        return Diagnosis(look, self._lost, limited, [*self._accounts.gpu_seconds()], [*self._accounts.findings()])
+        spent, findings = [*self._accounts.gpu_seconds()], [*self._accounts.findings()]
+        return Diagnosis(look, self._lost, limited, spent, findings, self._node_history.culprits)
 
     def _resident(self, scan: Scan) -> Mapping[int, float]:
         """Return the resident bytes of each process, by pid."""

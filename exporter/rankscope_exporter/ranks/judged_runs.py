@@ -18,6 +18,7 @@ from rankscope_exporter.diagnosis.judged import LIMITS, Judges
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.ledger.account import Account, add_seconds
+from rankscope_exporter.ledger.node_history import Culprits, NodeHistory
 from rankscope_exporter.ledger.owner_files import OwnerFiles
 from rankscope_exporter.ledger.state_file import StateFiles
 from rankscope_exporter.ranks.look import Look
@@ -65,14 +66,20 @@ class Diagnosis(NamedTuple):
     """Each run's account, and its GPU seconds by cause."""
     findings: Sequence[Mapping[str, Any]]
     """The open findings, and those that have ended in the last minutes, with their `end`."""
+    culprits: Culprits
+    """The number of runs of the last week in which each GPU was the culprit."""
 
 
 class JudgedRuns:
     """The judges of runs, with what they need over a restart. Only one thread at a time may update it."""
 
-    def __init__(self, judges: Judges, files: OwnerFiles | None) -> None:
-        """Set the judges, and the files of the state directory; None to save nothing. `load` restores the state."""
+    def __init__(self, judges: Judges, files: OwnerFiles | None, node: str = "") -> None:
+        """Set the judges, and the files of the state directory; None to save nothing. `load` restores the state.
+
+        `node` is the name of the node if all runs are judged on one.
+        """
         self._judges = judges
+        self._node_history = NodeHistory(files, node)
         self._logged: tuple[float, Collection[tuple[str, str]]] = -math.inf, ()
         self._lost: dict[Run, dict[str, float]] = {}
         self._state_files = StateFiles(files)
@@ -102,6 +109,7 @@ class JudgedRuns:
         try:
             if math.isfinite(self._saved_at):
                 self._save(self.now(), is_last=True)
+                self._node_history.save()
         finally:
             self._lock.release()
 

@@ -25,7 +25,7 @@ from rankscope_exporter.gpu.allocation.idleness import (
     WORKING,
 )
 from rankscope_exporter.gpu.nvml.events import HARDWARE_XIDS
-from rankscope_exporter.report.gpus import GpuProblem, holder_text
+from rankscope_exporter.report.gpus import CULPRIT_RUNS, GpuProblem, holder_text
 from rankscope_exporter.report.runs import RunReport
 from rankscope_exporter.report.values import Values
 
@@ -115,6 +115,7 @@ def conditions(values: Values, runs: Runs, now: float) -> Iterator[Condition]:
     """Yield the conditions of the alerts about GPUs that hold. `now` is unix time."""
     yield from _lost(values)
     yield from _xids(values, now)
+    yield from _recurring(values)
     yield from _held_memory(values)
     yield from _unused(values, runs, now)
     yield from _idle(values, runs, now)
@@ -145,6 +146,12 @@ def _xids(values: Values, now: float) -> Iterator[Condition]:
             is_hardware = xid.isdecimal() and int(xid) in HARDWARE_XIDS
             cause = "hardware" if is_hardware else ""
             yield Condition("gpu_xid", gpu, uuid, fields, held_since=at, cause=cause, is_critical=is_hardware)
+
+
+def _recurring(values: Values) -> Iterator[Condition]:
+    for (gpu, uuid, node), runs in values.by("rankscope_gpu_culprit_runs", "gpu", "uuid", "node").items():
+        if runs >= CULPRIT_RUNS:
+            yield Condition("gpu_recurring", gpu, uuid, {"node": node, "runs": f"{runs:.0f}"})
 
 
 def _held_memory(values: Values) -> Iterator[Condition]:

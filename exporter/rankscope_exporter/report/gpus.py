@@ -34,6 +34,8 @@ WORKS_WITHIN = 10.0
 """Seconds since the last kernel for which a GPU is shown as working. The state `working` has pauses of a minute."""
 HOT_WITHIN = 3.0
 """Degrees Celsius below the temperature at which a GPU slows down."""
+CULPRIT_RUNS = 3
+"""Runs of the last week from which a GPU that was their culprit is a problem, as in the alert."""
 POWER_CAP = "sw_power_cap"
 """The only reason that does not indicate a defect: a GPU at its power limit works at full capacity."""
 BAD_STATES: Mapping[str, str] = {
@@ -68,6 +70,8 @@ class GpuReport:
     busy_ratio: float | None
     throttled: Mapping[str, float]
     """Ratio of the time by reason, the largest first."""
+    culprit_runs: int = 0
+    """The runs of the last week in which it was the culprit, as far as they are known."""
 
     @property
     def memory(self) -> str:
@@ -103,7 +107,13 @@ class GpuReport:
             return f"is throttled: {next(iter(defects)).replace('_', ' ')}"
         if self.is_hot and self.temperature is not None:
             return f"is hot: {self.temperature:.0f} °C"
-        return BAD_STATES.get(self.state, "")
+        return BAD_STATES.get(self.state, "") or self.past_problem
+
+    @property
+    def past_problem(self) -> str:
+        """Return the problem of its last week, as words that follow its name; empty if it has none."""
+        is_recurring = self.culprit_runs >= CULPRIT_RUNS
+        return f"was the culprit in {self.culprit_runs} runs within a week" if is_recurring else ""
 
 
 @dataclass(frozen=True)
@@ -149,6 +159,7 @@ class _Table:
         self._states = {key[0]: key[1] for key in values.rows("rankscope_gpu_state_info", "gpu", "state")}
         self._holders = values.rows("rankscope_gpu_allocation_info", "gpu")
         self._hot = _hot(values)
+        self._culprit_runs = values.by("rankscope_gpu_culprit_runs", "uuid")
 
     def gpu(
         self, index: str, uuid: str, is_up: bool, now: float, busy: float | None, throttled: Mapping[str, float]
@@ -174,6 +185,7 @@ class _Table:
             has_worked=bool(value["busy_seconds_total"]),
             busy_ratio=busy,
             throttled=throttled,
+            culprit_runs=int(self._culprit_runs.get((uuid,), 0.0)),
         )
 
 

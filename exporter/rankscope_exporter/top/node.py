@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from rankscope.cli.top import STATE_DIR
 from rankscope_exporter.config import parse
 from rankscope_exporter.gpu.collector import SampledCollector
+from rankscope_exporter.ledger.parts import WEEK, Part, culprit_runs, read
 from rankscope_exporter.node import Node, build_node
 from rankscope_exporter.registry import HELP
 from rankscope_exporter.report.gpus import GpuReport, report_gpus
@@ -42,4 +44,14 @@ def gpus_of(node: Node) -> Sequence[GpuReport]:
     """Return the reports of the GPUs."""
     node.sampler.take_snapshot()
     families = [family for one in node.gpus for family in SampledCollector(one, node.sampler).collect()]
-    return report_gpus(Values(families), node.reporter.look(), time.time())
+    now = time.time()
+    gpus, parts = report_gpus(Values(families), node.reporter.look(), now), _history()
+    runs = {part.uuid: culprit_runs(part, parts, now - WEEK) for part in parts}
+    return [replace(gpu, culprit_runs=runs.get(gpu.uuid, 0)) for gpu in gpus]
+
+
+def _history() -> Sequence[Part]:
+    """Return the history that this node's exporter keeps; none if this user may not read it."""
+    with suppress(OSError):
+        return [*read(STATE_DIR)]
+    return []

@@ -65,7 +65,9 @@ def _is_named(gpu: GpuReport, problems: Sequence[GpuProblem]) -> bool:
     """Return whether an alert, or what may become one, says what the GPU's own problem says."""
     own = [one for one in problems if one.uuid == gpu.uuid]
     is_lost = any(one.kind == "gpu_lost" and not one.remaining_seconds for one in own)
-    return is_lost or (gpu.state == "memory_held_by_dead" and any(one.kind == "gpu_memory_held" for one in own))
+    is_past = gpu.problem == gpu.past_problem and any(one.kind == "gpu_recurring" for one in own)
+    is_held = gpu.state == "memory_held_by_dead" and any(one.kind == "gpu_memory_held" for one in own)
+    return is_lost or is_past or is_held
 
 
 def _is_pending(node: NodeReport) -> bool:
@@ -76,6 +78,8 @@ def _is_pending(node: NodeReport) -> bool:
 def _problem(one: Problem) -> str:
     kind = "bad" if one.severity == "critical" else "warn"
     age = f"{duration(one.age_seconds)} ago" if one.kind == "gpu_xid" else f"for {duration(one.age_seconds)}"
+    if one.kind == "gpu_recurring":  # over days, whenever this exporter has started
+        age = ""
     evidence = f'<span class="evidence">{prose(one.evidence)}</span>' if isinstance(one, GpuProblem) else ""
     runbook = f'<a rel="noreferrer" href="{RUNBOOKS}/{ALERTS[one.kind]}.md">runbook</a>' if one.kind in ALERTS else ""
     return (

@@ -28,6 +28,7 @@ SAID: Mapping[str, list[str]] = {
         "Critical: XID 79 on GPU 1 of node-a: a fault of hardware or firmware",
     ],
     "xid 48": ["Critical: XID 48 on GPU 1 of node-a: a fault of hardware or firmware"],
+    "culprit": ["Warning: GPU 1 on node-a was the culprit in 4 runs within a week"],
     "held memory": ["Warning: GPU 2 on node-a is idle, but 20 GiB of its memory is allocated"],
     "unused": ["Warning: GPU 3 on node-a is allocated, but no process uses it"],
     "idle": ["Warning: GPU 1 on node-a has been idle for 20 min, though rank 1 of run r owns it"],

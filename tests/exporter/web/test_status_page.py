@@ -217,6 +217,11 @@ def test_a_gpu_that_was_never_busy_is_shown_as_such(busy_seconds: float, text: s
             "GPU 0 has memory that a dead process holds.",
         ),
         ([*gpus(), family("gpu_state_info", ({**GPU, "state": "working"}, 1))], ""),
+        (
+            [*gpus(), family("gpu_culprit_runs", ({**GPU, "node": "node-a"}, 3))],
+            "GPU 0 was the culprit in 3 runs within a week.",
+        ),
+        ([*gpus(), family("gpu_culprit_runs", ({**GPU, "node": "node-a"}, 2))], ""),
     ],
 )
 def test_a_gpu_with_a_problem_is_shown_at_the_top(values: list[Metric], problem: str) -> None:

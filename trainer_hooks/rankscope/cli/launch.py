@@ -63,6 +63,10 @@ driver, shared memory, ports, limits, clock and disk. Never touches a GPU that i
 GPUs of the job (CUDA_VISIBLE_DEVICES, SLURM_JOB_GPUS), or all. Exits with 0 if all is fine, 1 if a check failed, 2 if
 there was nothing to check, 3 if a GPU is in use. What is unknown never fails. Needs nvidia-ml-py, and torch with CUDA
 for the load; without it, the checks under load are not run."""
+HISTORY_DESCRIPTION = """\
+Print what has happened to each GPU, network port and node over all runs, the worst first: the findings that named it
+and what the runs have lost, XID and memory errors, throttling, links. A run counts against a GPU only with evidence
+against it. Reads the state of this node's exporter or of an analyzer: five weeks. Exits with 2 if there is none."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -96,11 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from rankscope.cli.top import hang
 
         sys.exit(_status_of(lambda: hang(options.dumps, options.run, options.run_dir)))
-    if options.action in ("capture", "report", "check-node"):
-        from rankscope.cli import top as commands
+    if options.action in ("capture", "report", "history", "check-node"):
+        from rankscope.cli.top import capture, check_node, history, report
 
-        command = {"capture": commands.capture, "report": commands.report, "check-node": commands.check_node}
-        sys.exit(_status_of(lambda: command[options.action](options)))
+        command = {"capture": capture, "report": report, "history": history, "check-node": check_node}[options.action]
+        sys.exit(_status_of(lambda: command(options)))
     _run(parser, options)
 
 
@@ -150,7 +154,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
     commands = parser.add_subparsers(
-        required=True, dest="action", metavar="run|stacks|explain|top|hang|capture|report|check-node"
+        required=True, dest="action", metavar="run|stacks|explain|top|hang|capture|report|history|check-node"
     )
     run = commands.add_parser("run", help="start a training command and watch every rank", description=RUN_DESCRIPTION)
     run.add_argument("--run", metavar="NAME", help="name of the run (default: Slurm job, torchrun id, or generated)")
@@ -197,6 +201,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_run_dirs(capture)
     _add_report(commands.add_parser("report", help="print where a job's GPU time went", description=REPORT_DESCRIPTION))
+    _add_history(
+        commands.add_parser(
+            "history", help="print what has happened to each GPU over all runs", description=HISTORY_DESCRIPTION
+        )
+    )
     _add_check_node(
         commands.add_parser("check-node", help="check a node before a job", description=CHECK_NODE_DESCRIPTION)
     )
@@ -218,17 +227,27 @@ def _add_check_node(check_node: argparse.ArgumentParser) -> None:
     check_node.add_argument("--json", action="store_true", help="print one line of JSON with all checks")
 
 
-def _add_report(report: argparse.ArgumentParser) -> None:
-    report.add_argument("run_dir", type=Path, nargs="?", metavar="DIR", help="run directory: report from its records")
-    report.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
-    report.add_argument("--slurm-job", metavar="ID", help="all runs of this Slurm job")
-    report.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name or job")
-    report.add_argument(
+def _add_history(history: argparse.ArgumentParser) -> None:
+    _add_state_dir(history)
+    history.add_argument("--days", type=float, default=7.0, metavar="N", help="number of days (default: 7)")
+    history.add_argument("--json", action="store_true", help="print one line of JSON, with all that is known")
+
+
+def _add_state_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--state-dir",
         type=Path,
         metavar="DIR",
         help="the exporter's --state-dir (default: /var/lib/rankscope)",
     )
+
+
+def _add_report(report: argparse.ArgumentParser) -> None:
+    report.add_argument("run_dir", type=Path, nargs="?", metavar="DIR", help="run directory: report from its records")
+    report.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
+    report.add_argument("--slurm-job", metavar="ID", help="all runs of this Slurm job")
+    report.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name or job")
+    _add_state_dir(report)
     report.add_argument("--url", help="URL of a Prometheus, with USER:PASSWORD@ if needed (default: PROMETHEUS_URL)")
     _add_header(report)
     report.add_argument("--by", choices=("user", "account", "partition"), help="print GPU-hours and lost time of each")

@@ -111,6 +111,13 @@ def check_node(options: argparse.Namespace) -> int:
     )
 
 
+def history(options: argparse.Namespace) -> int:
+    """Print what has happened to this node's GPUs. Returns the exit status; needs no other package."""
+    from rankscope_exporter.job_report.node_history import show as show_history
+
+    return show_history(options.state_dir or STATE_DIR, options.days, is_json=options.json)
+
+
 def _has_packages(command: str, names: Sequence[str]) -> bool:
     if absent := missing(names):
         text = f"rankscope {command}: {', '.join(absent)} missing; install with: pip install '{SOURCE}'"

@@ -115,6 +115,15 @@ RUN_NOT_JUDGED = Declaration(
     (*RUN_LABELS, "reason"),
 )
 LIMIT_METRICS = (NOT_JUDGED, RUN_NOT_JUDGED)
+CULPRIT_RUNS = Declaration(
+    "gauge",
+    "rankscope_gpu_culprit_runs",
+    "Runs of the last seven days in which the GPU was the culprit, with evidence against it and not only against the "
+    "script (docs/chronic-gpus.md). Only with `--state-dir`. An exporter counts the "
+    "runs that are whole on its node, and the analyzer those that span nodes.",
+    ("gpu", "uuid", "node"),
+    source="the exporter's state",
+)
 METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, INFO, PEAK, MEAN, END, LOST, LOST_SECONDS, SPENT, LAG)
 
 
@@ -166,6 +175,7 @@ def families(diagnosis: Diagnosis, texts: FindingTexts, by: str = "") -> list[Me
     return [
         *(declared.family(of) for declared, of in values.items()),
         NOT_JUDGED.family(diagnosis.limited),
+        CULPRIT_RUNS.family(diagnosis.culprits),
         *not_judged,
     ]
 
