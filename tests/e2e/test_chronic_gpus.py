@@ -73,9 +73,7 @@ def test_a_gpu_that_is_throttled_in_three_runs_alerts_and_a_slow_script_does_not
 ) -> None:
     node = Node(tmp_path, run_dir)
     with Stack(tmp_path, [node.exporter]) as stack:
-        for number in range(3):
-            # The script waits for data in its own process, each time on the same rank, and so on the same GPU.
-            node.run(f"loading-{number}", INNOCENT, "data_wait", fetch=120)
+        node.run("loading", INNOCENT, "data_wait", fetch=120)  # in the script's own process
         assert {node.culprit_runs(gpu) for gpu in range(RANKS)} == {0.0}
         node.throttle("sw_thermal_slowdown", "hw_thermal_slowdown")
         for number in (1, 2):

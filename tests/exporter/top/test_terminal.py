@@ -134,15 +134,22 @@ def left_out(lines: Sequence[str], what: str) -> int:
 
 
 def check_nothing_is_lost(terminal: Terminal, state: State) -> None:
-    """Check that each rank, GPU and run is on the screen, or counted as left out."""
-    lines = terminal.lines()
+    """Check that each rank, GPU and run is on the screen, or counted as left out, once the screen is drawn."""
+    eventually(lambda: [*counted(terminal, state)] == [*counted(terminal, state, is_expected=True)], 10.0)
     assert not terminal.screen.has_scrolled
+
+
+def counted(terminal: Terminal, state: State, *, is_expected: bool = False) -> Iterator[int]:
+    """Yield the number of runs, ranks and GPUs that the screen shows or counts, or those that it has to."""
+    lines = terminal.lines()
     shown = [run for run in state.runs if f"Run {run.run}, " in "\n".join(lines)]
-    assert len(shown) + left_out(lines, "run") == len(state.runs)
     tables = sum(line.count("rank  GPU  now") for line in lines)
-    ranks = sum(len(run.ranks) for run in shown[:tables])
-    assert len(rows(lines, "rank  GPU  now")) + left_out(lines, "rank") == ranks
-    assert len(rows(lines, "GPU  state")) + left_out(lines, "GPU") == len(state.gpus)
+    if is_expected:
+        yield from (len(state.runs), sum(len(run.ranks) for run in shown[:tables]), len(state.gpus))
+        return
+    yield len(shown) + left_out(lines, "run")
+    yield len(rows(lines, "rank  GPU  now")) + left_out(lines, "rank")
+    yield len(rows(lines, "GPU  state")) + left_out(lines, "GPU")
 
 
 @pytest.mark.parametrize("make", STATES, ids=lambda make: make.__name__)
@@ -172,7 +179,7 @@ def test_a_key_shows_more_of_the_next_run(run_dir: Path) -> None:
     state = two_runs(run_dir)
     with exporter(state) as url, Terminal(SMALL, [*TOP, "--url", url]) as terminal:
         terminal.wait_for("q quit")
-        assert "Run even, uid 0: no problem, 8 of 8 ranks" in terminal.text()
+        terminal.wait_for("Run even, uid 0: no problem, 8 of 8 ranks")
         for keys in ("n", "p", "\x1b[B"):
             terminal.press(keys)
             terminal.wait_for("> Run slow" if keys == "p" else "> Run even")
