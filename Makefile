@@ -22,7 +22,7 @@ installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm browser demo check say-check test lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways endings gauntlet succession nodes month-local serving-pods soak siege other-servers packages slurm kubernetes job-reports measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm browser demo check say-check test lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways endings gauntlet succession nodes month-local serving-pods soak siege other-servers packages slurm kubernetes job-reports hang-captures measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -122,6 +122,9 @@ slurm: venv servers ## check job attribution and reports with a real Slurm, as r
 
 job-reports: venv servers ## compare reports of hangs and of a crash, from journal and Prometheus, with the jobs' own clocks (6 minutes)
 	@$(BIN)/python -m validation.job_reports --save
+
+hang-captures: venv ## capture eight kinds of hangs of real ranks, and check that their jobs go on unharmed (15 minutes)
+	@$(BIN)/python -m validation.hang_captures --save
 
 real-life: venv servers ## run the tests from bug reports, real training programs and nodes with several users (10 minutes)
 	@$(BIN)/python -m validation.real_life --save

@@ -55,7 +55,7 @@ class AnalyzedJob:
         self.nodes = [JudgedJob(path, job=self.job, gpus=gpus) for path in directories]
         self.facts = [NodeFacts(path.name, boot=f"boot of {path.name}") for path in directories]
         for node, facts in zip(self.nodes, self.facts, strict=True):
-            node.diagnosis.on_look = facts.record
+            node.diagnosis.listeners = [facts.record]
         self.ahead = [*ahead] or [0.0] * nodes
         self.clocks: dict[int, Clock] = {}
         """Other clocks of nodes, which are not only ahead."""

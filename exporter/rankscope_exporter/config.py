@@ -19,6 +19,7 @@ from rankscope import __version__
 from rankscope.record.text import LABEL_LIMIT, is_name
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR, default_run_dirs
 from rankscope_exporter.analyzer.settings import AnalyzerFlags
+from rankscope_exporter.capture.settings import CaptureFlags
 from rankscope_exporter.flags import add_flags, flag
 from rankscope_exporter.gpu.collectors.allocation import AllocationFlags
 from rankscope_exporter.ranks.collectors.network import NetworkFlags
@@ -117,7 +118,7 @@ COLLECTOR_FLAGS = (AllocationFlags, RankFlags, NetworkFlags, FindingFlags)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(GeneralFlags, AnalyzerFlags, AllocationFlags, RankFlags, NetworkFlags, FindingFlags):
+class Config(GeneralFlags, AnalyzerFlags, CaptureFlags, AllocationFlags, RankFlags, NetworkFlags, FindingFlags):
     """All settings, validated."""
 
     collectors: tuple[str, ...]
@@ -188,6 +189,7 @@ def make_parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.
     parser.add_argument("--version", action="version", version=version)
     add_flags(parser, GeneralFlags)
     add_flags(parser.add_argument_group("runs that span nodes"), AnalyzerFlags)
+    add_flags(parser.add_argument_group("runs that hang"), CaptureFlags)
     group = parser.add_argument_group("collectors", "--collector.NAME enables one, --no-collector.NAME disables one")
     for flags in COLLECTOR_FLAGS:
         add_flags(group, flags)

@@ -40,6 +40,7 @@ from rankscope_exporter.worker import Worker
 if TYPE_CHECKING:
     import ssl
 
+    from rankscope_exporter.capture.service import CaptureService
     from rankscope_exporter.web.config_file import WebConfigFile
     from rankscope_exporter.web.gate import Gate
 
@@ -69,13 +70,18 @@ def run(settings: Config) -> None:
     with _listening(settings) as listeners, trimming:
         _log_run_directories(settings)
         facts = NodeFacts(settings.node)
-        with build_node(settings, facts.record) as node:
+        captures = _captures(settings)
+        with build_node(settings, [facts.record, *(one.on_look for one in captures)]) as node:
             if scan := node.ranks.scan():
                 logger.info("found ranks: %s", _list_ranks(scan.ranks) or "none")
             collectors = registry.collectors(settings.collectors, node.gpus, node.sampler, node.ranks.collectors)
             collectors += [DcgmCollector(node.averages, node.sampler)] if node.averages else []
+            for one in captures:
+                one.gpus, one.on_capture = node.sampler, node.diagnosis.add_capture
+                collectors.append(one)
             scrape = Scrape(collectors, node.sampler.take_snapshot)
             node.reporter.check_gpus = GpuWatch(lambda: Values(scrape.collect()), settings.node).check
+            recent = Worker("recent", INTERVAL, node.reporter.watch, "cannot check the GPUs")
             app = create_app(
                 scrape,
                 node.sampler,
@@ -85,8 +91,19 @@ def run(settings: Config) -> None:
                 has_lifecycle=settings.enable_lifecycle,
                 stacks_of=node.ranks.scan if settings.enable_stacks else None,
             )
-            with Worker("recent", INTERVAL, node.reporter.watch, "cannot check the GPUs"):
+            with ExitStack() as workers:
+                for worker in (recent, *(one.worker for one in captures)):
+                    workers.enter_context(worker)
                 _serve_app(app, web_config, listeners)
+
+
+def _captures(settings: Config) -> list[CaptureService]:
+    """Return the captures of this node; none without a directory for them."""
+    if settings.capture_dir is None:
+        return []
+    from rankscope_exporter.capture.service import CaptureService
+
+    return [CaptureService(settings, settings.node)]
 
 
 def _run_analyzer(settings: Config) -> None:

@@ -21,6 +21,7 @@ from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.rank_gpus import RankGpus
 from rankscope_exporter.gpu.sampler import Sampler
+from rankscope_exporter.ranks.diagnosis_service import DiagnosisService
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.principals import SUBORDINATE_IDS
 from rankscope_exporter.ranks.run_directory import RankPolicy, RunDirectory
@@ -44,13 +45,14 @@ class Node(NamedTuple):
     sampler: Sampler
     averages: Averages | None
     """With dcgm-exporter's metrics only."""
+    diagnosis: DiagnosisService
 
 
 @contextmanager
-def build_node(settings: Config, on_look: Callable[[Look], None] = lambda _: None) -> Iterator[Node]:
+def build_node(settings: Config, listeners: Sequence[Callable[[Look], None]] = ()) -> Iterator[Node]:
     """Read the ranks and the GPUs until the context ends. Raise StartError.
 
-    `on_look` is called with each diagnosis, on the thread that makes it.
+    The listeners are called with each diagnosis, on the thread that makes it.
     """
     users, occupants = UserNames(), Occupants(ProcessTable(settings.procfs))
     rank_gpus = RankGpus(settings.collectors)
@@ -63,7 +65,7 @@ def build_node(settings: Config, on_look: Callable[[Look], None] = lambda _: Non
         )
         _simulate(settings, directory, stack)
         collectors, diagnosis = registry.rank_collectors(settings, rank_gpus, rank_gpus.faults)
-        diagnosis.on_look = on_look
+        diagnosis.listeners = listeners
         ranks = RankWatcher(directory, collectors)
         stack.callback(diagnosis.close)
         stack.enter_context(ranks)
@@ -79,7 +81,7 @@ def build_node(settings: Config, on_look: Callable[[Look], None] = lambda _: Non
         reporter = Reporter(ranks.scan, lambda: diagnosis.look)
         if settings.analyzer_url:
             stack.enter_context(_ask_analyzer(settings.analyzer_url, reporter))
-        yield Node(ranks, reporter, gpus, sampler, averages)
+        yield Node(ranks, reporter, gpus, sampler, averages, diagnosis)
 
 
 def _ask_analyzer(url: str, reporter: Reporter) -> Worker:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from rankscope_exporter.capture.metrics import METRICS as CAPTURE_METRICS
 from rankscope_exporter.config import Config
 from rankscope_exporter.exposition import scrape
 from rankscope_exporter.exposition.collector import Collector, Described
@@ -86,6 +87,7 @@ EXPORTER_METRICS: tuple[Declaration, ...] = (
     *ranks.SCAN_METRICS,
     ranks.ALIVE,
     *LIMIT_METRICS,
+    *CAPTURE_METRICS,
 )
 
 

@@ -62,7 +62,7 @@ def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRun]:
     """Run a job whose rank 0 lags, with throttling and an XID error, until rank 2 is killed; and another job."""
     directory = tmp_path_factory.mktemp("stack")
     (directory / "scenario.yml").write_text(SCENARIO)
-    flags = [f"--path.sysfs={directory / 'sys'}"]
+    flags = [f"--path.sysfs={directory / 'sys'}", f"--capture-dir={directory / 'captures'}"]
     exporter = servers.exporter(directory, str(directory / "scenario.yml"), directory, flags=flags)
     set_network_counters(directory / "sys", 0)
     job = TrainingJob(directory / "job", RUN, directory)

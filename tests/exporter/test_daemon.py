@@ -363,3 +363,16 @@ def test_findings_are_saved_when_the_exporter_stops(run_dir: Path, free_port: in
         saved.unlink()
     assert process.returncode == 0
     assert saved.exists()
+
+
+def test_with_a_directory_for_captures_their_metrics_are_served(run_dir: Path, free_port: int, tmp_path: Path) -> None:
+    captures = tmp_path / "captures"
+    with exporter(free_port, f"--run-dir={run_dir}", f"--capture-dir={captures}") as url:
+        eventually(lambda: 'rankscope_exporter_captures_total{reason="hang"} 0.0' in metrics(url))
+    assert captures.stat().st_mode & 0o777 == 0o711
+
+
+def test_a_directory_for_captures_that_others_can_change_is_an_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    line = start_error(f"--capture-dir={tmp_path}")
+    assert line.startswith(f"rankscope-exporter: argument --capture-dir: {tmp_path} is writable by other users")

@@ -118,6 +118,21 @@ def test_a_finding_without_numbers_has_only_its_advice(tmp_path: Path) -> None:
     assert found(tmp_path, [ratio, info], fires) == ""
 
 
+@pytest.mark.parametrize("kind", ["hang", "crash"])
+def test_an_alert_about_a_run_that_was_captured_says_where(kind: str, tmp_path: Path) -> None:
+    name, labels, own = SHOWN[kind]
+    latest = "rankscope_run_capture_timestamp_seconds"
+    captures = [
+        series(latest, f"100x{LAST}", **EXPORTER, **RUN, node="node-a", path="/c/llm-1-hang"),
+        series(latest, f"200x{LAST}", **EXPORTER, **RUN, node="node-b", path="/c/llm-2-hang"),
+        series(latest, f"300x{LAST}", **EXPORTER, run="other", owner="1000", node="node-b", path="/c/other-hang"),
+    ]
+    fires = expected(name, BEGIN + 1, firing(kind, labels, own))
+    annotations = fires["exp_alerts"][0]["exp_annotations"]
+    annotations["description"] = "It waits. Look. Captured on node-b in /c/llm-2-hang"
+    assert found(tmp_path, [*finding(kind, **labels), *captures], fires) == ""
+
+
 def test_a_hang_inside_a_collective_has_that_phase(tmp_path: Path) -> None:
     alert = firing("hang", RANK, {"phase": "collective_wait"})
     shown = finding("hang", **RANK, cause="inside_collective")

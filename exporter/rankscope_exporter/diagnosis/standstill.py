@@ -112,13 +112,11 @@ class Pace:
 
     def observe(self, at: float, living: Ranks, ended: Ranks) -> None:
         """Add the readings of one moment. A rank's start is no progress of the others."""
-        last = {one.rank: one for one in self._last}
-        going_on = [one for one in living if one.rank in last and last[one.rank].began == one.began]
-        begun = {one.rank for one in living} - {one.rank for one in going_on}
+        going_on = _going_on(self._last, living)
+        begun = {one.rank for one in living} - {one.rank for _, one in going_on}
         if not going_on:
             self._begin(living)
-        waiting = any(map(_waits, living))
-        moved = {one.rank for one in going_on if _has_moved(last[one.rank], one, waiting)} if going_on else begun
+        moved = _moved(going_on, living) if going_on else begun
         if are_stopped(living):
             self._stopped_at = at
         steps = max(one.counters.iterations for one in living)
@@ -245,6 +243,22 @@ def _usual_step(living: Ranks) -> float:
         ),
         default=0.0,
     )
+
+
+def has_progress(before: Ranks, living: Ranks) -> bool:
+    """Return whether a rank has made progress since its reading before."""
+    return bool(_moved(_going_on(before, living), living))
+
+
+def _going_on(before: Ranks, living: Ranks) -> Sequence[tuple[RankReading, RankReading]]:
+    """Return the reading before and the one now of each rank whose process is still the same."""
+    last = {one.rank: one for one in before}
+    return [(last[one.rank], one) for one in living if one.rank in last and last[one.rank].began == one.began]
+
+
+def _moved(going_on: Sequence[tuple[RankReading, RankReading]], living: Ranks) -> set[int]:
+    waiting = any(map(_waits, living))
+    return {now.rank for then, now in going_on if _has_moved(then, now, waiting)}
 
 
 def _has_moved(then: RankReading, now: RankReading, waiting: bool) -> bool:

@@ -63,6 +63,13 @@ def sentence(run: Run, candidate: Candidate) -> str:
     return text.format_map({"run": run_title(run), **_fields(candidate)})
 
 
+def short_sentence(candidate: Candidate) -> str:
+    """Return the same of a hang or a crash without the run: `Rank 3 (node-a, GPU 3) is stuck in data_wait`."""
+    text = _text(candidate, "summary").removeprefix("Run {run} hangs: ").replace(" of run {run}", "")
+    text = text.format_map(_fields(candidate))
+    return text[:1].upper() + text[1:]
+
+
 def advice(candidate: Candidate) -> str:
     """Return what to do first."""
     return _text(candidate, "advice").format_map(_fields(candidate))

@@ -49,11 +49,20 @@ class NoRanksError(Exception):
 
 def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
     """Yield the ranks that block the run. Raise NoRanksError."""
-    living, ended = _ranks(run, run_dirs)
-    ranks_of = _ranks_of_groups(living)
+    living, ended = read_run(run, run_dirs)
+    yield from explain_ranks(living, ended, "Run this command on each node of the run.")
+    yield from _dumps(living[0])
+
+
+def explain_ranks(living: Sequence[RecordedRank], ended: Mapping[int, str], advice: str) -> Iterator[str]:
+    """Yield the ranks that block a run, from its living ranks and the ends of others.
+
+    `advice` says how to see ranks on other nodes.
+    """
+    ranks_of = ranks_of_groups(living)
     groups = {name: Group(name, "", ranks) for name, ranks in ranks_of.items()}
     positions = find_positions(living, ranks_of)
-    coverage = Coverage(_world_size(living), ended, ELSEWHERE, "Run this command on each node of the run.")
+    coverage = Coverage(_world_size(living), ended, ELSEWHERE, advice)
     yield from lines(positions, groups, coverage)
     if stopped := [int(one.rank) for one in living if is_stopped(one.snapshot.lock_pid)]:
         are = "are" if len(stopped) > 1 else "is"
@@ -65,7 +74,6 @@ def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
         yield f"Phases: {'; '.join(_phases(living))}."
     if (idle := min(one.snapshot.read_monotonic - one.snapshot.last_progress for one in living)) < HANGS_AFTER:
         yield f"The run may not hang: a rank has made progress {idle:.1f} s ago."
-    yield from _dumps(living[0])
 
 
 def _on_device(living: Sequence[RecordedRank], late: Set[int]) -> Iterator[int]:
@@ -76,7 +84,7 @@ def _on_device(living: Sequence[RecordedRank], late: Set[int]) -> Iterator[int]:
             yield int(one.rank)
 
 
-def _ranks_of_groups(living: Sequence[RecordedRank]) -> Mapping[str, Sequence[int]]:
+def ranks_of_groups(living: Sequence[RecordedRank]) -> Mapping[str, Sequence[int]]:
     """Return the ranks of each group by its name; if that was cut off, those that use it."""
     using: dict[str, list[int]] = defaultdict(list)
     for one in living:
@@ -119,8 +127,8 @@ def _unfinished(one: Position, issued: Mapping[int, Mapping[str, float]]) -> Ope
     return None if group is None else Operation(UNKNOWN, group, one.issued[group])
 
 
-def _ranks(run: str | None, run_dirs: Sequence[Path]) -> tuple[list[RecordedRank], Mapping[int, str]]:
-    """Return the run's living ranks, and the ends of those that have ended since these began."""
+def read_run(run: str | None, run_dirs: Sequence[Path]) -> tuple[list[RecordedRank], Mapping[int, str]]:
+    """Return a run's living ranks of one owner, and the ends of those that have ended since. Raise NoRanksError."""
     try:
         every = [one for directory in run_dirs for one in all_ranks(directory)]
     except RunDirectoryError as error:
@@ -200,11 +208,10 @@ def describe_dumps(environment: Mapping[str, str], directory: Path = Path()) -> 
         yield f"torch writes no flight recorder dumps: {SIZES[0]} is 0."
         return
     when = "on request" if environment.get(ON_TIMEOUT, "1").lower() in NO else "when NCCL's watchdog times out"
-    if prefix := next((environment[name] for name in PREFIXES if environment.get(name)), ""):
-        prefix = os.path.join(directory, prefix)  # noqa: PTH118 - a Path drops a slash at the end
+    prefix, *others = dump_prefixes(environment, directory)
+    if not others:
         yield f"torch writes a dump of each rank to {prefix}RANK {when}. Then run: rankscope hang {prefix}"
     else:
-        prefix = _default_prefix(environment)
         older = f"to {OLD_DEFAULT}RANK" if size or environment.get(ON_TIMEOUT) else "none"
         yield f"torch writes a dump of each rank to {prefix}RANK {when}; before torch 2.7, {older}."
         yield f"Then run: rankscope hang {prefix}. To choose the place, set {PREFIXES[0]} before the next start."
@@ -212,7 +219,12 @@ def describe_dumps(environment: Mapping[str, str], directory: Path = Path()) -> 
         yield f"To dump a rank now: echo 1 > {os.path.join(directory, pipe)}RANK.pipe"  # noqa: PTH118 - as above
 
 
-def _default_prefix(environment: Mapping[str, str]) -> str:
-    """Return where torch writes dumps if no variable names the place, as its DebugInfoWriter does since torch 2.7."""
+def dump_prefixes(environment: Mapping[str, str], directory: Path) -> list[str]:
+    """Return what torch may put before a rank's number: one prefix if a variable names it, else all defaults.
+
+    The first default is that of DebugInfoWriter since torch 2.7.
+    """
+    if prefix := next((environment[name] for name in PREFIXES if environment.get(name)), ""):
+        return [os.path.join(directory, prefix)]  # noqa: PTH118 - a Path drops a slash at the end
     cache = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '/tmp')}/.cache"  # noqa: S108 - as torch
-    return f"{cache}/torch/comm_lib_trace_rank_"
+    return [f"{cache}/torch/comm_lib_trace_rank_", OLD_DEFAULT]

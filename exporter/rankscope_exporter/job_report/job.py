@@ -92,6 +92,8 @@ class Job:
     memory: float | None = None
     """The peak resident memory of the ranks' own processes, in bytes."""
     findings: Sequence[JobFinding] = ()
+    captures: Sequence[str] = ()
+    """The folders of its captures, the oldest first; from a Prometheus with their nodes: `node-a:/PATH`."""
     allocation: Allocation | None = None
 
     @property
@@ -167,6 +169,7 @@ def merge_jobs(jobs: Sequence[Job]) -> Job:
         cpu_seconds=sum(cpu) if cpu else None,
         memory=max((job.memory for job in jobs if job.memory is not None), default=None),
         findings=sorted((one for job in jobs for one in job.findings), key=lambda one: one.begin),
+        captures=[one for job in (first, *others) for one in job.captures],
     )
 
 

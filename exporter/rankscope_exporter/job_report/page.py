@@ -14,7 +14,7 @@ from rankscope_exporter.job_report.job import NO_RANK, Job, JobFinding
 
 WIDTH = 100
 BAR = 30
-GPUS_SHOWN, FINDINGS_SHOWN = 16, 12
+GPUS_SHOWN, FINDINGS_SHOWN, CAPTURES_SHOWN = 16, 12, 6
 MIN_SHOWN, MIN_NOTED = 0.005, 0.05
 """The least ratios of the GPU time for a separate line, and for a note with advice."""
 MIN_BUSY = 0.15
@@ -74,6 +74,10 @@ def lines(job: Job, prices: Prices) -> Iterator[str]:
         yield ""
         yield "Findings"
         yield from _findings(job)
+    if job.captures:
+        yield ""
+        yield "Captures"
+        yield from (f"  {one}/report.html" for one in job.captures[-CAPTURES_SHOWN:])
     if notes := [*_notes(job)]:
         yield ""
         yield "Notes"

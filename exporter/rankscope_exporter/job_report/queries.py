@@ -144,7 +144,8 @@ def _add_details(connect: Connect, one: Job) -> Job:
     cpu = f"sum(max_over_time(rankscope_rank_cpu_seconds_total{{{where}}}[{life}]))"
     memory = f"max_over_time(sum(rankscope_rank_resident_memory_bytes{{{where}}})[{life}:1m])"
     steps = f"max(max_over_time(rankscope_rank_steps_total{{{where}}}[{life}]))"
-    counted = _counted(connect(one.end + SHOWN_AFTER_END), where, one.end - one.began + SHOWN_AFTER_END)
+    later, lasted = connect(one.end + SHOWN_AFTER_END), one.end - one.began + SHOWN_AFTER_END
+    counted = _counted(later, where, lasted)
     if counted and one.ended is None:
         counted = _until_now(then, where, counted, one.ranks)
     return Job(
@@ -153,6 +154,7 @@ def _add_details(connect: Connect, one: Job) -> Job:
             "causes": counted or {"unknown": one.ranks * (one.end - one.began)},
             "gpus": _gpus(then, where, life),
             "findings": [*findings(connect, where, one)],
+            "captures": _captures(later, where, lasted),
             "cpu_seconds": _value(then.query(cpu)),
             "memory": _value(then.query(memory)),
             "steps": _value(then.query(steps)) or 0.0,
@@ -187,6 +189,13 @@ def _until_now(then: Prometheus, where: str, counted: Mapping[str, float], ranks
     current = then.query(f"max by (cause) (rankscope_run_lost_ratio{{{where}}})", "cause")
     ratios = {one.labels["cause"]: one.value for one in current}
     return {cause: counted.get(cause, 0.0) + ratios.get(cause, 0.0) * ranks * age for cause in {**counted, **ratios}}
+
+
+def _captures(later: Prometheus, where: str, seconds: float) -> Sequence[str]:
+    """Return where the run was captured, the oldest first."""
+    selected = f"last_over_time(rankscope_run_capture_timestamp_seconds{{{where}}}[{round(seconds)}s])"
+    found = sorted(later.query(selected, "path"), key=lambda sample: sample.value)
+    return [f"{sample.labels.get('node', '')}:{sample.labels['path']}" for sample in found]
 
 
 def _gpus(then: Prometheus, where: str, life: str) -> Sequence[Gpu]:

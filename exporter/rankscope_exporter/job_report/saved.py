@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from rankscope_exporter.job_report.records import last_known, phase_seconds
 from rankscope_exporter.ledger import journal, state_file
 
 OTHERWISE = ": give the exporter's --state-dir, as a user who may read it, or a Prometheus with --url"
+CAPTURED_WITHIN = 600.0
+"""Seconds after a run's end in which a crash was captured."""
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -29,10 +31,11 @@ def jobs(directory: Path) -> list[Job]:
         raise NoJobError(f"{error.filename}: {error.strerror}{OTHERWISE}") from error
     accounts = [*_select_entries(entries, journal.FINISHED), *(one["account"] for one in states if "account" in one)]
     found = [*_select_entries(entries, journal.FOUND)]
+    captured = [*_select_entries(entries, journal.CAPTURED)]
     known: dict[tuple[str, str, str, float], Job] = {}
     for account in accounts:
         with suppress(*UNREADABLE):
-            job = _job(_until_now(account), found)
+            job = _job(_until_now(account), found, captured)
             key = job.runs[0], job.owner, str(account.get("training", "")), float(account["began"])
             # The clock may have been set back before the run's end.
             known[key] = max(known.get(key, job), job, key=lambda one: (one.ended is not None, one.at))
@@ -43,18 +46,21 @@ def _select_entries(entries: Iterable[Mapping[str, Any]], kind: str) -> Iterator
     return (entry for entry in entries if entry.get("entry") == kind)
 
 
-def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
+def _job(account: Mapping[str, Any], found: Sequence[Mapping[str, Any]], captured: Sequence[Mapping[str, Any]]) -> Job:
     run, owner, training = str(account["run"]), str(account["owner"]), account.get("training", "")
     step = _number(account.get("clock_step", 0.0))
     began = _number(account["began"]) + step
     at, ended = _number(account["at"]), account["ended"] and _number(account["ended"])
     first, last = began - max(step, 0.0) - 1.0, at - min(step, 0.0)  # findings may be older than the clock's step
-    own = [
-        one
-        for one in found
-        if (one.get("run"), one.get("owner"), one.get("training", "")) == (run, owner, training)
-        if first <= one["end"] and one["begin"] <= last
-    ]
+    found, captured = (
+        [
+            one
+            for one in entries
+            if (one.get("run"), one.get("owner"), one.get("training", "")) == (run, owner, training)
+        ]
+        for entries in (found, captured)
+    )
+    own = [one for one in found if first <= one["end"] and one["begin"] <= last]
     ranks = account["ranks"].values()
     return Job(
         runs=[run],
@@ -77,6 +83,7 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
         cpus=int(_number(account["cpus"])) or None,
         memory=_number(account["memory"]) or None,
         findings=[*_findings([*own, *account["findings"].values()], ended)],
+        captures=[str(one["path"]) for one in captured if first <= _number(one["at"]) <= last + CAPTURED_WITHIN],
     )
 
 

@@ -114,6 +114,19 @@ class Accounts:
         if self._journal:
             self._journal.append(owner, entry)
 
+    def add_capture(self, run: Run, path: str, at: float) -> None:
+        """Record in the journal where a run was captured."""
+        training = "".join(run[2:])
+        entry = {
+            "entry": journal.CAPTURED,
+            "run": run[0],
+            "owner": run[1],
+            "training": training,
+            "at": at,
+            "path": path,
+        }
+        self._append(run[1], entry)
+
     def state(self) -> list[Any]:
         """Return each run and its account as JSON values, the oldest run first."""
         accounts = sorted(self._accounts.values(), key=lambda account: account.began)

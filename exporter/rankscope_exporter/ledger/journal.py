@@ -14,8 +14,8 @@ from typing import Any
 from rankscope_exporter.ledger.owner_files import FILE_LIMIT, OwnerFiles, read_lines
 
 PREVIOUS = ".old"
-FINISHED, FOUND = "run", "finding"
-"""The kinds of entries: an ended run with its account, or an ended finding."""
+FINISHED, FOUND, CAPTURED = "run", "finding", "capture"
+"""The kinds of entries: an ended run with its account, an ended finding, or the path of a capture."""
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from rankscope_exporter.diagnosis.judged import Judges
@@ -103,9 +104,14 @@ class DiagnosisService(JudgedRuns):
         self._accounts = Accounts(files)
         self._history = PollHistory()
         self._oom_kills = OomKills()
-        self.on_look: Callable[[Look], None] = lambda _: None
+        self._captured = SimpleQueue[tuple[Run, str]]()
+        self.listeners: Sequence[Callable[[Look], None]] = ()
         """Called with each update, on its thread."""
         self.load()
+
+    def add_capture(self, run: Run, path: str) -> None:
+        """Record the path of a capture for reports. Any thread may call it."""
+        self._captured.put((run, path))
 
     def update(self, scan: Scan) -> Diagnosis:
         """Judge every run."""
@@ -121,11 +127,14 @@ class DiagnosisService(JudgedRuns):
         limited = self._count_limited(look)
         self._count_lost(look)
         self._accounts.update(look, self._resident(scan))
+        while not self._captured.empty():
+            self._accounts.add_capture(*self._captured.get(), look.unix)
         faults, port_fault = self._faults(), self._network.fault
         poll = Poll(look, self._accounts.open_findings(), gpus.keys() | faults.keys(), faults, port_fault)
         self._node_history.update(poll)
         self._save_if_due(at)
-        self.on_look(look)
+        for listener in self.listeners:
+            listener(look)
         spent, findings = [*self._accounts.gpu_seconds()], [*self._accounts.findings()]
         return Diagnosis(look, self._lost, limited, spent, findings, self._node_history.culprits)
 

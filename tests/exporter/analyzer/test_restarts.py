@@ -62,7 +62,7 @@ def test_a_restarted_exporter_ends_no_finding(tmp_path: Path) -> None:
     job.silent = set()
     job.nodes[1].start_exporter()
     job.facts[1] = NodeFacts("node-1", boot="boot of node-1")
-    job.nodes[1].diagnosis.on_look = job.facts[1].record
+    job.nodes[1].diagnosis.listeners = [job.facts[1].record]
     job.verdicts.clear()
     job.train(30, SLOW)
     assert all([finding.kind for finding in verdict.findings] == ["straggler"] for verdict in job.verdicts)
@@ -95,7 +95,7 @@ def next_to(tmp_path: Path, first: str, second: str) -> AnalyzedJob:
     other = AnalyzedJob(tmp_path / "second", start=job.now, slurm={"job_id": second})
     job.facts.append(NodeFacts("node-9", boot="boot of node-9"))
     job.ahead.append(0.0)
-    other.nodes[0].diagnosis.on_look = job.facts[2].record
+    other.nodes[0].diagnosis.listeners = [job.facts[2].record]
     for _ in range(20):
         job.train(1)
         while other.now < job.now:
@@ -134,7 +134,7 @@ def test_a_run_that_starts_again_on_other_nodes_is_judged_without_the_old_record
     job.facts += [NodeFacts("node-2", boot="boot of node-2"), NodeFacts("node-3", boot="boot of node-3")]
     job.ahead += [0.0, 0.0]
     for node, facts in zip(again.nodes, job.facts[2:], strict=True):
-        node.diagnosis.on_look = facts.record
+        node.diagnosis.listeners = [facts.record]
     for second in range(60):
         again.train(1, SLOW if second >= 20 else even)
         for node in job.nodes:

@@ -86,6 +86,12 @@ def test_the_causes_are_those_of_the_exporters_account(server) -> None:
     assert [(gpu.busy_ratio, gpu.joules) for gpu in job.gpus] == [(0.5, 3.6e6)]
 
 
+def test_captures_of_all_nodes_are_listed_the_oldest_first(server) -> None:
+    captures = [*one(200.0, node="b", path="/c/2"), *one(100.0, node="a", path="/c/1")]
+    job = queries.job(server(rankscope_run_capture_timestamp_seconds=captures).at, "train", None, None)
+    assert job.captures == ["a:/c/1", "b:/c/2"]
+
+
 def test_the_time_without_an_account_is_unknown(server) -> None:
     job = queries.job(Server({**ANSWERS, r"rankscope_run_gpu_seconds": []}).at, "train", None, None)
     assert job.causes == {"unknown": 2 * (ENDED - BEGAN)}

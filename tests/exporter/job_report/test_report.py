@@ -78,6 +78,21 @@ def test_a_job_is_found_by_its_slurm_number_and_its_page_names_the_slow_rank(
     assert re.search(r"lost: straggler +\[\|+ +\]", text)
 
 
+def test_the_page_says_where_the_job_was_captured(
+    run_dir: Path, state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JudgedJob(run_dir, state_dir=state_dir).trained(20)
+    (run,) = job.look.readings
+    job.diagnosis.add_capture(run, "/captures/r-1-hang")
+    job.diagnosis.add_capture(("other", run[1]), "/captures/other-1-hang")
+    job.poll(job.now)
+    job.poll(job.now, ended=range(4))
+    job.diagnosis.close()
+    text = printed(capsys, state_dir=state_dir, run="r")
+    assert "Captures\n  /captures/r-1-hang/report.html\n" in text
+    assert "other-1-hang" not in text
+
+
 @pytest.mark.parametrize(
     ("kind", "sentence", "ratio", "mean", "said"),
     [

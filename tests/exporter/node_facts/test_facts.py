@@ -76,7 +76,7 @@ def test_one_forged_record_does_not_make_the_answer_invalid(tmp_path: Path, what
 
 def test_a_run_that_is_whole_on_the_node_is_not_sent(run_dir: Path) -> None:
     job, facts = JudgedJob(run_dir), NodeFacts("node-a")
-    job.diagnosis.on_look = facts.record
+    job.diagnosis.listeners = [facts.record]
     job.train(12)
     assert job.look.judged.verdicts
     assert not answer(facts).moments[0].ranks

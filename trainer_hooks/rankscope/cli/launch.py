@@ -45,6 +45,11 @@ HANG_DESCRIPTION = """\
 Show which ranks block a run that hangs, in which operation, and which ranks wait for them. Reads the dumps of torch's
 flight recorder in DIR, or the records of the ranks on this machine: of a run that spans several nodes, run it on each.
 Changes nothing in the job. Exits with 2 if there is nothing to read."""
+CAPTURE_DESCRIPTION = """\
+Write what this node knows about a run that hangs to a new folder in DIR, which only you and the job's user may read:
+each rank's phase, collectives, stacks, processes and threads, what NCCL and the kernel say, and a page report.html on
+top. Prints the first sentence of that page and its path. Run it as the job's user, or as root. Changes nothing in the
+job; py-spy pauses it for a moment. Exits with 2 if there is nothing to capture."""
 REPORT_DESCRIPTION = """\
 Print where a job's GPU time went over its whole life, in shares that sum to 100%, with its GPUs, CPUs, energy, findings
 and advice: as one page for an email, or as one short line of JSON for Slurm's AdminComment. Reads the exporter's state
@@ -95,10 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from rankscope.cli.top import hang
 
         sys.exit(_status_of(lambda: hang(options.dumps, options.run, options.run_dir)))
-    if options.action in ("report", "history", "check-node"):
-        from rankscope.cli.top import check_node, history, report
+    if options.action in ("capture", "report", "history", "check-node"):
+        from rankscope.cli.top import capture, check_node, history, report
 
-        command = {"report": report, "history": history, "check-node": check_node}[options.action]
+        command = {"capture": capture, "report": report, "history": history, "check-node": check_node}[options.action]
         sys.exit(_status_of(lambda: command(options)))
     _run(parser, options)
 
@@ -149,7 +154,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
     commands = parser.add_subparsers(
-        required=True, dest="action", metavar="run|stacks|explain|top|hang|report|history|check-node"
+        required=True, dest="action", metavar="run|stacks|explain|top|hang|capture|report|history|check-node"
     )
     run = commands.add_parser("run", help="start a training command and watch every rank", description=RUN_DESCRIPTION)
     run.add_argument("--run", metavar="NAME", help="name of the run (default: Slurm job, torchrun id, or generated)")
@@ -183,6 +188,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     hang.add_argument("--run", metavar="NAME", help="run on this machine, if no DIR is given (default: the only one)")
     _add_run_dirs(hang)
+    capture = commands.add_parser("capture", help="write what is known of a hang", description=CAPTURE_DESCRIPTION)
+    capture.add_argument("run", metavar="RUN", help="run on this machine")
+    capture.add_argument(
+        "directory", type=Path, nargs="?", default=Path(), metavar="DIR", help="existing directory (default: this one)"
+    )
+    capture.add_argument(
+        "--stacks",
+        choices=("hook", "py-spy", "none"),
+        default="hook",
+        help="how to read stacks: by the hook, by py-spy if it is installed, or not at all (default: %(default)s)",
+    )
+    _add_run_dirs(capture)
     _add_report(commands.add_parser("report", help="print where a job's GPU time went", description=REPORT_DESCRIPTION))
     _add_history(
         commands.add_parser(

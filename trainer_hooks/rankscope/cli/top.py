@@ -60,6 +60,13 @@ def hang(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
     return show_hang(dumps, run, run_dirs or default_run_dirs())
 
 
+def capture(options: argparse.Namespace) -> int:
+    """Capture a run on this node into a folder. Returns the exit status; needs no other package."""
+    from rankscope_exporter.capture.command import show as show_capture
+
+    return show_capture(options.run, options.directory, options.run_dir or default_run_dirs(), options.stacks)
+
+
 def report(options: argparse.Namespace) -> int:
     """Print where a job's GPU time went. Returns the exit status; needs no other package."""
     from rankscope.cli.explaining.prometheus import connector

@@ -1,0 +1,240 @@
+"""The state of a process and its threads as the kernel shows it, and its loader workers. The process is not touched.
+
+It is read below an open directory of /proc. If the process ends, the kernel gives its ID to another one, but never this
+directory. A file that this user may not read is absent.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankscope.cli.printable import printable
+from rankscope.record.process_stat import PROCFS
+
+READ_LIMIT = 8192
+THREADS_LIMIT, WORKERS_LIMIT = 64, 32
+STATUS = ("Name", "State", "Threads", "VmRSS", "VmSwap", "SigBlk", "SigCgt", "Cpus_allowed_list")
+"""The lines of /proc/PID/status that are kept."""
+SYSTEM_CALLS: Mapping[str, Mapping[int, str]] = {
+    "x86_64": {
+        0: "read", 1: "write", 2: "open", 3: "close", 7: "poll", 17: "pread64", 18: "pwrite64", 19: "readv",
+        35: "nanosleep", 42: "connect", 43: "accept", 45: "recvfrom", 47: "recvmsg", 61: "wait4", 73: "flock",
+        74: "fsync", 75: "fdatasync", 202: "futex", 230: "clock_nanosleep", 232: "epoll_wait", 257: "openat",
+        262: "newfstatat", 271: "ppoll", 281: "epoll_pwait", 332: "statx",
+    },
+    "aarch64": {
+        22: "epoll_pwait", 32: "flock", 56: "openat", 57: "close", 63: "read", 64: "write", 65: "readv", 67: "pread64",
+        68: "pwrite64", 73: "ppoll", 79: "newfstatat", 82: "fsync", 83: "fdatasync", 98: "futex", 101: "nanosleep",
+        115: "clock_nanosleep", 203: "connect", 207: "recvfrom", 212: "recvmsg", 260: "wait4", 291: "statx",
+    },
+}  # fmt: skip
+"""Names of system calls in which a process may stand."""
+ON_FILES = {"read", "write", "pread64", "pwrite64", "readv", "fsync", "fdatasync", "flock"}
+"""Those whose first argument is a descriptor."""
+STORAGE = re.compile(r"^/(?!dev/|proc/|sys/|memfd:)")
+"""The target of a descriptor that is a file in a file system, or a named pipe."""
+
+
+TRACKERS = ("resource_tracker", "semaphore_tracker")
+"""Python's own child processes."""
+SHORTEST = 0.05
+"""The fewest seconds that count."""
+GIL_RATES = 100.0, 250.0
+"""The fewest and the most waits per second of a thread that waits for the interpreter's lock."""
+
+
+@dataclass(frozen=True)
+class ThreadState:
+    """One thread."""
+
+    number: int
+    name: str
+    state: str
+    """As in /proc/PID/status: `S (sleeping)`, `D (disk sleep)`."""
+    call: str
+    """The system call that it is in, with the file if that is known; empty if it runs or that is hidden."""
+    wait_channel: str
+    """The kernel function that it sleeps in; empty if unknown."""
+    stack: str
+    """Its stack in the kernel; empty if this user may not read it."""
+    switches: int
+    """The number of times that it began to wait."""
+    run_queue: float = 0.0
+    """Seconds for which it has waited for a CPU."""
+
+    @property
+    def line(self) -> str:
+        """Return the thread on one line."""
+        parts = (self.state, self.call and f"in {self.call}", self.wait_channel and f"waits in {self.wait_channel}")
+        return f"thread {self.number} {self.name}: {', '.join(filter(None, parts))}"
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """One process. The first thread is the main one."""
+
+    pid: int
+    start: int
+    """In clock ticks since boot; 0 if unknown."""
+    status: str
+    command: str
+    threads: tuple[ThreadState, ...]
+    workers: tuple[ProcessState, ...] = ()
+    """Its children of the same user, such as loader workers, with their main threads."""
+
+    @property
+    def main(self) -> ThreadState | None:
+        """Return the main thread."""
+        return self.threads[0] if self.threads else None
+
+    def lines(self) -> Iterator[str]:
+        """Yield the process as text."""
+        yield from self.status.splitlines()
+        yield f"command: {self.command}"
+        for one in self.threads:
+            yield one.line
+            yield from (f"    {line}" for line in one.stack.splitlines())
+        for worker in self.workers:
+            yield f"child {worker.pid}: {worker.command}"
+            yield from (f"  {line}" for line in worker.lines() if not line.startswith("command: "))
+
+
+def open_process(pid: int, procfs: Path = PROCFS) -> int:
+    """Open the directory of a process. Raise OSError."""
+    return os.open(procfs / str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def read_process(directory: int, pid: int, owner: int, procfs: Path = PROCFS) -> ProcessState:
+    """Return the state of a process from its open directory, with children of the same owner."""
+    threads = _threads(directory, pid, THREADS_LIMIT)
+    children = _read(directory, f"task/{pid}/children").split()[:WORKERS_LIMIT]
+    workers = (_worker(int(child), pid, owner, procfs) for child in children if child.isdecimal())
+    found = tuple(worker for worker in workers if worker)
+    return ProcessState(pid, _start(directory), _status(directory), _command(directory), threads, found)
+
+
+def _worker(pid: int, parent: int, owner: int, procfs: Path) -> ProcessState | None:
+    """Return a child. Its ID may be another process's by now: only one of the same parent and user counts."""
+    try:
+        directory = open_process(pid, procfs)
+    except OSError:
+        return None
+    try:
+        fields = _fields(_read(directory, "status"))
+        is_child = fields.get("PPid") == str(parent) and {*fields.get("Uid", "").split()} == {str(owner)}
+        command = _command(directory)
+        is_worker = is_child and not any(name in command for name in TRACKERS)
+        return ProcessState(pid, 0, "", command, _threads(directory, pid, 1)) if is_worker else None
+    finally:
+        os.close(directory)
+
+
+def _threads(directory: int, pid: int, limit: int) -> tuple[ThreadState, ...]:
+    try:
+        tasks = os.open("task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
+    except OSError:
+        return ()
+    try:
+        numbers = sorted((int(one.name) for one in os.scandir(tasks)), key=lambda number: (number != pid, number))
+    except OSError:
+        numbers = []
+    finally:
+        os.close(tasks)
+    return tuple(_thread(directory, number) for number in numbers[:limit])
+
+
+def _thread(directory: int, number: int) -> ThreadState:
+    task = f"task/{number}"
+    fields = _fields(_read(directory, f"{task}/status"))
+    channel = _read(directory, f"{task}/wchan").strip()
+    switches = fields.get("voluntary_ctxt_switches", "0")
+    return ThreadState(
+        number=number,
+        name=fields.get("Name", ""),
+        state=fields.get("State", "gone"),
+        call=_call(directory, _read(directory, f"{task}/syscall")),
+        wait_channel="" if channel == "0" else channel,
+        stack=_read(directory, f"{task}/stack").strip(),
+        switches=int(switches) if switches.isdecimal() else 0,
+        run_queue=_run_queue(_read(directory, f"{task}/schedstat")),
+    )
+
+
+def _run_queue(text: str) -> float:
+    """Return the seconds in a run queue of /proc/PID/task/TID/schedstat; 0 if the kernel does not count them."""
+    fields = text.split()
+    return int(fields[1]) / 1e9 if len(fields) == 3 and fields[1].isdecimal() else 0.0
+
+
+def _call(directory: int, text: str) -> str:
+    """Return the system call of /proc/PID/syscall, with the file that it is on."""
+    number, *arguments = text.split() or [""]
+    if not number.isdecimal():
+        return ""
+    name = SYSTEM_CALLS.get(platform.machine(), {}).get(int(number), f"system call {number}")
+    if name in ON_FILES and arguments:
+        with suppress(OSError, ValueError):
+            return f"{name} of {os.readlink(f'fd/{int(arguments[0], 16)}', dir_fd=directory)}"
+    return name
+
+
+def storage_file(call: str) -> str:
+    """Return the file that a system call is on; empty if it is none, or no file in a file system."""
+    name, _, target = call.partition(" of ")
+    return target if name in ON_FILES and STORAGE.match(target) else ""
+
+
+def threads_for_gil(before: ProcessState, after: ProcessState, seconds: float) -> frozenset[int]:
+    """Return the threads that wait for the interpreter's lock (GIL), by two readings so many seconds apart.
+
+    Python's `take_gil` waits for it 5 ms at a time, in a futex: 200 times a second. Waits for anything else are longer,
+    and those of gloo are not in a futex.
+    """
+    then = {one.number: one for one in before.threads}
+    in_futex = [one for one in after.threads if one.call == "futex" and one.number in then]
+    rates = {one.number: _waits_per_second(then[one.number], one, seconds) for one in in_futex}
+    return frozenset(number for number, rate in rates.items() if GIL_RATES[0] <= rate <= GIL_RATES[1])
+
+
+def _waits_per_second(then: ThreadState, now: ThreadState, seconds: float) -> float:
+    """Return how often a thread began to wait per second that it did not spend in a run queue, as on a busy node."""
+    return (now.switches - then.switches) / max(seconds - (now.run_queue - then.run_queue), SHORTEST)
+
+
+def _status(directory: int) -> str:
+    fields = _fields(_read(directory, "status"))
+    return "\n".join(f"{name}: {fields[name]}" for name in STATUS if name in fields)
+
+
+def _start(directory: int) -> int:
+    fields = _read(directory, "stat").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 else 0
+
+
+def _command(directory: int) -> str:
+    return printable(_read(directory, "cmdline").replace("\0", " ").strip())
+
+
+def _fields(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: " ".join(value.split()) for name, _, value in pairs}
+
+
+def _read(directory: int, name: str) -> str:
+    """Return the first bytes of a file below the directory; nothing if it cannot be read."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return ""
+    try:
+        return os.read(descriptor, READ_LIMIT).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,168 @@
+"""The first sentence of a capture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from testing.records import rank_snapshot
+
+from rankscope.cli.living_ranks import RecordedRank
+from rankscope.record import layout
+from rankscope_exporter.capture.headline import sentence
+from rankscope_exporter.capture.process_state import ProcessState, ThreadState
+from rankscope_exporter.capture.ranks import CapturedRank
+from rankscope_exporter.capture.request import Found, Request, WantedRank
+
+ALL_REDUCE = float(1 + layout.OPS.index("all_reduce"))
+IN_FILTER = """Current thread 0x00007f0 (most recent call first):
+  File "/home/a/dataset.py", line 31 in filter
+  File "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 700 in __next__
+  File "/home/a/train.py", line 7 in <module>
+"""
+OF_WORKERS = """Current thread 0x00007f0 (most recent call first):
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 122 in get
+  File "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1275 in _try_get_data
+  File "/home/a/train.py", line 7 in <module>
+"""
+STUCK = Found("hang", "data_wait", 2, "", "Rank 2 (node-a, GPU 2) is stuck in data_wait", 156.0, "", "", True)
+
+
+def rank(number: int, issued: float = 512.0, **changes: Any) -> CapturedRank:
+    """Return a rank that waits in the collective `issued`, unless `changes` say something else."""
+    slots = {
+        "group_collectives": issued,
+        "collective_op": ALL_REDUCE,
+        "collective_group": 0.0,
+        "started_monotonic": 1.0,
+    }
+    slots |= changes.pop("slots", {})
+    snapshot = rank_snapshot(slots, changes.pop("alive", True), rank=str(number), groups=["0-3"], world_size="4")
+    wanted = WantedRank(number, "x", f"Rank {number} (node-a, GPU {number})")
+    return replace(CapturedRank(wanted, RecordedRank(snapshot, 1000)), **changes)
+
+
+def late(**changes: Any) -> CapturedRank:
+    phase = float(layout.PHASES.index("data_wait"))
+    return rank(2, 511.0, slots={"collective_op": 0.0, "phase": phase}, **changes)
+
+
+def process(call: str = "", state: str = "S (sleeping)", *workers: ProcessState) -> ProcessState:
+    return ProcessState(7, 1, "", "", (ThreadState(7, "python", state, call, "nfs_wait", "", 0),), workers)
+
+
+def request(found: Found | None = STUCK) -> Request:
+    return Request("r", 1000, "r", "r", "hang", "node-a", (), found)
+
+
+def said(two: CapturedRank, found: Found | None = STUCK) -> str:
+    return sentence(request(found), [rank(0), rank(1), two, rank(3)])
+
+
+def test_it_names_the_rank_its_place_and_what_the_others_wait_in() -> None:
+    assert said(late(stacks=IN_FILTER)) == (
+        "Rank 2 (node-a, GPU 2) is stuck in data_wait for 2.6 min: it stands in dataset.py:31 in filter; "
+        "ranks 0, 1 and 3 wait in all_reduce 512."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"process": process("read of /mnt/data/shard-3")}, "it waits in a read of /mnt/data/shard-3;"),
+        ({"process": process("", "D (disk sleep)")}, "in the kernel without interruption, as for storage (nfs_wait);"),
+        ({"process": process("poll"), "gil_waiters": frozenset({8})}, "it keeps 1 other thread waiting for the GIL;"),
+        (
+            {"process": process("futex"), "gil_waiters": frozenset({7})},
+            "it waits for the GIL, which another thread holds;",
+        ),
+        ({"process": process(), "stacks": OF_WORKERS}, "waits for loader workers that are gone;"),
+        (
+            {"process": process("", "S (sleeping)", process("read of /mnt/x")), "stacks": OF_WORKERS},
+            "waits for its loader worker (pid 7), which waits in a read of /mnt/x;",
+        ),
+        (
+            {"process": process("", "S (sleeping)", process(), process("", "T (stopped)")), "stacks": OF_WORKERS},
+            "waits for its loader workers, of 2 one (pid 7), which is stopped;",
+        ),
+    ],
+)
+def test_it_says_what_the_kernel_shows(changes: dict[str, Any], says: str) -> None:
+    assert says in said(late(**changes))
+
+
+def test_a_stopped_rank_is_named_with_its_reason() -> None:
+    found = replace(STUCK, cause="stopped", short="Rank 2 (node-a, GPU 2) is stopped, and the other ranks wait for it")
+    assert said(late(), found).startswith(f"{found.short} (no progress for 2.6 min); ranks 0, 1 and 3 wait")
+
+
+def test_a_crash_names_the_dead_rank() -> None:
+    found = replace(STUCK, kind="crash", cause="killed", short="Rank 2 (node-a, GPU 2) was killed", seconds=4.0)
+    assert said(late(alive=False), found) == (
+        "Rank 2 (node-a, GPU 2) was killed 4 s ago; ranks 0, 1 and 3 wait in all_reduce 512."
+    )
+
+
+def test_without_a_diagnosis_the_rank_that_blocks_the_others_by_the_records_is_named() -> None:
+    text = said(late(stacks=IN_FILTER), None)
+    assert text.startswith("Rank 2 (node-a, GPU 2) is in data_wait for ")
+    assert "and other ranks wait for it: it stands in dataset.py:31 in filter; ranks 0, 1 and 3 wait" in text
+
+
+def test_without_a_diagnosis_and_a_late_rank_no_rank_is_blamed() -> None:
+    text = sentence(request(None), [rank(number) for number in range(4)])
+    assert text.startswith("No rank on this node has made progress for ")
+    assert text.endswith("; ranks 0, 1, 2 and 3 wait in all_reduce 512.")
+
+
+def test_without_a_living_rank_it_says_so() -> None:
+    assert sentence(request(None), []) == "No rank on this node is alive."
+
+
+INSIDE = replace(STUCK, cause="inside_collective", rank=0, short="Every rank is inside a collective")
+IN_READ = """Current thread 0x00007f0 (most recent call first):
+  File "/home/a/train.py", line 40 in read_loss
+"""
+
+
+def unclear(**changes: Any) -> str:
+    """Return the sentence about ranks that have issued equally many collectives, of which rank 2 has these changes."""
+    slots = {"collective_op": 0.0}
+    ranks = [rank(number, slots=slots, stacks=IN_READ) for number in (0, 1, 3)]
+    return sentence(request(INSIDE), [*ranks, rank(2, slots=slots, **{"stacks": IN_READ, **changes})])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stacks": IN_FILTER}, "it stands in dataset.py:31 in filter;"),
+        ({"process": process("poll"), "gil_waiters": frozenset({8})}, "keeps 1 other thread waiting for the GIL;"),
+        ({"process": process("read of /mnt/x")}, "waits in a read of /mnt/x;"),
+    ],
+)
+def test_if_the_collectives_name_no_rank_the_one_that_differs_is_named(changes: dict[str, Any], says: str) -> None:
+    text = unclear(**changes)
+    assert text.startswith(
+        "Rank 2 (node-a, GPU 2) differs from the other ranks (no progress for 2.6 min): it stands in "
+    )
+    assert says in text
+    assert text.endswith("; ranks 0, 1 and 3 stand in train.py:40 in read_loss.")
+
+
+def test_if_no_rank_differs_none_is_named() -> None:
+    assert unclear() == (
+        "Every rank is inside a collective (no progress for 2.6 min); "
+        "ranks 0, 1, 2 and 3 stand in train.py:40 in read_loss."
+    )
+
+
+def test_text_of_a_hostile_rank_stays_on_one_printable_line() -> None:
+    stacks = IN_FILTER.replace("filter", "\x1b]0;owned\x07\u202efilter")
+    assert said(late(stacks=stacks)).isprintable()
+
+
+def test_the_seconds_are_those_of_the_capture_and_not_of_the_request() -> None:
+    assert request(replace(STUCK, seconds=30.0)).until(50.0).found == replace(STUCK, seconds=30.0)
+    asked = replace(request(replace(STUCK, seconds=30.0)), at=40.0)
+    assert asked.until(50.0).found == replace(STUCK, seconds=40.0)
