@@ -2,6 +2,9 @@
 
 A job of four ranks trains on simulated GPUs, and one GPU is throttled. The pictures show `rankscope top` on that node
 and the notification from Alertmanager. At the end, `rankscope explain` prints its text for docs/lost-time.md.
+
+A command for pictures of the dashboards may follow. It finds the URL of the job's Prometheus in `PROMETHEUS_URL`, the
+name of the run in `RUN`, and writes a PNG file for each dashboard, named for its uid, to the directory `PICTURES`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 
@@ -85,8 +89,14 @@ def save_notification(notification: Notification) -> None:
     save("notification", "#gpu-alerts", Padding(Text.assemble((title, "bold"), "\n", body, "\n", links), (0, 1)))
 
 
-def main() -> None:
-    """Record all."""
+def save_dashboards(command: Sequence[str], prometheus: str) -> None:
+    """Run the command that takes pictures of the dashboards."""
+    environment = os.environ | {"PROMETHEUS_URL": prometheus, "RUN": RUN, "PICTURES": str(PICTURES)}
+    subprocess.run(command, check=True, env=environment)  # noqa: S603 - the caller's command
+
+
+def main(dashboards: Sequence[str]) -> None:
+    """Record all; `dashboards` is the command for pictures of these, or empty."""
     arena.GPUS = RANKS
     os.environ["RANKSCOPE_NODE"] = NODE
     # `rankscope top` shows these names instead of this machine's.
@@ -107,9 +117,11 @@ def main() -> None:
         save_notification(notification)
         time.sleep(SLOW_FOR)
         save_top(node)
+        if dashboards:
+            save_dashboards(dashboards, node.stack.prometheus.url)
         explain = ["-m", "rankscope.cli.launch", "explain", f"--url={node.stack.prometheus.url}", f"--run={RUN}"]
         subprocess.run([sys.executable, *explain], check=True)  # noqa: S603 - our own command
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
