@@ -1,13 +1,10 @@
 """The kernel's messages about GPUs, network adapters, memory, storage and hardware since a run's start.
 
-They are read from /dev/kmsg, else with syslog(2), for a container without that file. Both need CAP_SYSLOG unless
-kernel.dmesg_restrict is 0. Where a message names a process of another user, its name and ID are left out.
+Where a message names a process of another user, its name and ID are left out.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
 import re
 import time
 from collections import Counter, deque
@@ -20,20 +17,14 @@ from typing import NamedTuple
 from rankscope.cli.printable import printable
 from rankscope.record.process_stat import PROCFS
 from rankscope_exporter.capture.source import UnavailableError, cut
+from rankscope_exporter.kernel_messages import KMSG, Message, read_messages
 
-KMSG = Path("/dev/kmsg")
-SECONDS = 5.0
-READ_BYTES = 64 * 2**20
-"""The most bytes that are read. The kernel's buffer usually has 1 MiB or less."""
-RECORD = 16 * 1024
 LINES = 400
 """The newest lines that are shown."""
 LINE_LIMIT = 500
 BYTES = 256 * 1024
 TRACE_LINES, TRACE_SECONDS = 30, 0.1
 """What follows the message about a hung task of the run: its stack in the kernel."""
-READ_ALL, BUFFER_SIZE = 3, 10
-"""Actions of syslog(2)."""
 
 TOPICS = {
     "GPU": r"NVRM|nvidia|nvlink|nvswitch|\bXid\b|amdgpu",
@@ -57,14 +48,6 @@ HUNG = re.compile(r"task .{1,64}:(?P<pid>\d+) blocked (?P<rest>for more than .*)
 CRASHED = re.compile(r"^(?:traps: )?.{1,16}\[(?P<pid>\d+)\]:? .*(?:segfault|general protection|trap|error)")
 
 
-class Message(NamedTuple):
-    """A message of the kernel."""
-
-    at: float
-    """Seconds of the kernel's clock, which is about the time since boot without suspends."""
-    text: str
-
-
 class Concern(NamedTuple):
     """The processes that messages may name."""
 
@@ -82,7 +65,12 @@ def read_kernel_log(
     `pids` are the run's processes, and `owner` is its user ID. Raise UnavailableError.
     """
     to_unix = time.time() - time.monotonic()
-    messages = _read(path)
+    try:
+        messages = read_messages(path)
+    except OSError as error:
+        raise UnavailableError(
+            f"the kernel's log may not be read ({error.strerror}): it takes CAP_SYSLOG, or kernel.dmesg_restrict=0"
+        ) from error
     if not messages:
         raise UnavailableError("the kernel's log is empty")
     concern = Concern(frozenset(_tasks(pids, procfs)), owner)
@@ -109,66 +97,6 @@ def _tasks(pids: Collection[int], procfs: Path) -> Iterator[int]:
         yield pid
         with suppress(OSError):
             yield from (int(task.name) for task in (procfs / str(pid) / "task").iterdir())
-
-
-def _read(path: Path) -> list[Message]:
-    try:
-        return [*_parse_kmsg(_records(path))]
-    except OSError as error:
-        texts = _syslog()
-        if texts is None:
-            raise UnavailableError(
-                f"the kernel's log may not be read ({error.strerror}): it takes CAP_SYSLOG, or kernel.dmesg_restrict=0"
-            ) from error
-        return [*_parse_syslog(texts)]
-
-
-def _records(path: Path) -> Iterator[str]:
-    """Yield the lines of /dev/kmsg that are there now. Raise OSError if it cannot be opened."""
-    deadline, left, rest = time.monotonic() + SECONDS, READ_BYTES, b""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        while left > 0 and time.monotonic() < deadline:
-            try:
-                data = os.read(descriptor, RECORD)  # one message
-            except BlockingIOError:
-                break
-            except BrokenPipeError:  # messages were overwritten; the next one is read
-                continue
-            if not data:
-                break
-            left -= len(data)
-            *lines, rest = (rest + data).split(b"\n")
-            yield from (line.decode(errors="replace") for line in lines)
-    finally:
-        os.close(descriptor)
-
-
-def _parse_kmsg(lines: Iterable[str]) -> Iterator[Message]:
-    """Yield the kernel's own messages: `6,339,5140900,-;text`. Other facilities than 0 are of user processes."""
-    for line in lines:
-        prefix, separator, text = line.partition(";")
-        priority, _, at, *_ = [*prefix.split(","), "", ""]
-        if separator and priority.isdecimal() and at.isdecimal() and int(priority) < 8:
-            yield Message(int(at) / 1e6, text)
-
-
-def _syslog() -> str | None:
-    """Return the kernel's buffer by syslog(2); None if that is not permitted."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    size = libc.klogctl(BUFFER_SIZE, None, 0)
-    if size <= 0:
-        return None
-    buffer = ctypes.create_string_buffer(min(size, READ_BYTES))
-    length = libc.klogctl(READ_ALL, buffer, len(buffer))
-    return None if length < 0 else buffer.raw[:length].decode(errors="replace")
-
-
-def _parse_syslog(text: str) -> Iterator[Message]:
-    """Yield the messages of syslog(2): `<6>[    5.140900] text`."""
-    for line in text.splitlines():
-        if match := re.match(r"<([0-7])>\[ *(\d{1,12}\.\d+)\](?:\[ *[TC]\d+\])? (.*)", line):
-            yield Message(float(match[2]), match[3])
 
 
 def _select(messages: Iterable[Message], concern: Concern) -> Iterator[tuple[float, str, str]]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import socket
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,6 +25,9 @@ from rankscope_exporter.capture.sockets import PROCFS, Address, find_owners, pla
 from rankscope_exporter.capture.source import UnavailableError, cut
 
 PORT = 28028
+CHOSEN = re.compile(rb"(?:^|\0)NCCL_RAS_ADDR=[^\0]*:(\d{1,5})(?:\0|$)")
+"""Another port, in the environment of a process. Nothing else of it is used."""
+ENVIRONMENT_BYTES = 2**20
 HELLO = b"CLIENT PROTOCOL 2\n"
 """The version of all NCCL releases from 2.24 to 2.30."""
 GREETING = b"SERVER PROTOCOL "
@@ -55,7 +58,7 @@ def read_ras(pids: Collection[int], *, seconds: float = SECONDS, procfs: Path = 
     """
     deadline = time.monotonic() + seconds
     owners = find_owners(pids, procfs)
-    reason = f"no process of the run listens on port {PORT}: NCCL has RAS since 2.24, unless NCCL_RAS_ENABLE=0"
+    reason = "no process of the run listens for clients of RAS: NCCL does since 2.24, unless NCCL_RAS_ENABLE=0"
     for pid in _one_of_each_namespace(pids, procfs):
         for address in _addresses(pid, owners, procfs):
             client = _Client(address, pid, pids, deadline, procfs)
@@ -76,18 +79,23 @@ def _one_of_each_namespace(pids: Collection[int], procfs: Path) -> Iterator[int]
                 yield pid
 
 
-def _addresses(pid: int, owners: Mapping[int, int], procfs: Path) -> list[Address]:
+def _addresses(pid: int, owners: Mapping[int, int], procfs: Path) -> Collection[Address]:
     """Return where the run's processes listen for RAS clients, in a process's network namespace.
 
-    NCCL_RAS_ADDR chooses another port. Without reading the job's environment, it is the one that several ranks share,
-    each with a socket of its own. No other socket is contacted: the job may not expect it.
+    No other socket is contacted: the job may not expect it.
     """
-    listeners: dict[Address, set[int]] = defaultdict(set)
-    for one in read_sockets(pid, procfs=procfs):
-        if one.inode in owners:
-            listeners[one.local].add(owners[one.inode])
-    usual = [address for address in listeners if address.port == PORT]
-    return usual or [address for address, processes in listeners.items() if len(processes) > 1][:1]
+    port = _port(procfs / str(pid) / "environ")
+    return {one.local for one in read_sockets(pid, procfs=procfs) if one.inode in owners and one.local.port == port}
+
+
+def _port(environment: Path) -> int:
+    """Return the port that NCCL_RAS_ADDR chooses for a process, else the usual one."""
+    try:
+        with environment.open("rb") as file:
+            match = CHOSEN.search(file.read(ENVIRONMENT_BYTES))
+    except OSError:
+        match = None
+    return int(match[1]) if match else PORT
 
 
 def _in_namespace(pid: int, ask: Callable[[], str], procfs: Path) -> str:

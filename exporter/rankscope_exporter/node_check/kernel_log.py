@@ -6,7 +6,6 @@ log does not show. Where the driver recommends an action (GET_GPU_RECOVERY_ACTIO
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +14,11 @@ from pathlib import Path
 
 from rankscope.record.quantities import duration
 from rankscope_exporter.gpu.nvml.events import HARDWARE_XIDS
+from rankscope_exporter.kernel_messages import KMSG, read_messages
 from rankscope_exporter.node_check.readings import Facts
 from rankscope_exporter.node_check.result import Outcome, Result
 
-KMSG = Path("/dev/kmsg")
-RECORD = 8192  # bytes, more than the kernel's longest
-RECORDS_LIMIT = 100_000
-SECONDS_LIMIT = 3.0
-XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 CONTAINED = frozenset({63, 92, 94})
 """XIDs after which a GPU works on: a row is remapped, many errors were corrected, an error was contained."""
 
@@ -40,28 +36,15 @@ class LoggedXid:
 def read_xids(path: Path = KMSG) -> list[LoggedXid] | None:
     """Return the XIDs in the kernel's log; None if it cannot be read, as in most containers."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        messages = read_messages(path)
     except OSError:
         return None
-    try:
-        return parse(_records(descriptor), time.monotonic())
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def parse(records: Iterator[bytes] | Sequence[bytes], now: float) -> list[LoggedXid]:
-    """Return the XIDs of records as /dev/kmsg has them: `priority,number,microseconds,flags;message`."""
+    now = time.monotonic()
     found: dict[tuple[str, int], LoggedXid] = {}
-    for record in records:
-        header, _, message = record.partition(b";")
-        priority, _, rest = header.partition(b",")
-        match, stamp = XID.search(message), rest.split(b",")[1:2]
-        # A facility other than 0 means that a process has written this, not the kernel.
-        if match and stamp and stamp[0].isdigit() and priority.isdigit() and int(priority) < 8:
-            bus_id, code = normalize(match[1].decode()), int(match[2])
-            found[bus_id, code] = LoggedXid(bus_id, code, max(0.0, now - int(stamp[0]) / 1e6))
+    for at, text in messages:
+        if match := XID.search(text):
+            bus_id, code = normalize(match[1]), int(match[2])
+            found[bus_id, code] = LoggedXid(bus_id, code, max(0.0, now - at))
     return list(found.values())
 
 
@@ -96,19 +79,3 @@ def _result(xid: LoggedXid, facts: Facts) -> Result:
     measured = f"XID {xid.code} {duration(xid.age)} ago" + (", and the driver asks for no action" if is_over else "")
     outcome: Outcome = "warning" if is_over else "failed"
     return Result("kernel_log", outcome, measured, "no XID of the hardware", advice, facts.index, facts.uuid)
-
-
-def _records(descriptor: int) -> Iterator[bytes]:
-    until = time.monotonic() + SECONDS_LIMIT
-    for _ in range(RECORDS_LIMIT):
-        if time.monotonic() > until:
-            return
-        try:
-            record = os.read(descriptor, RECORD)
-        except BrokenPipeError:  # the kernel has overwritten this record
-            continue
-        except BlockingIOError:  # the end
-            return
-        if not record:
-            return
-        yield record

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope_exporter.capture import kernel_log
-from rankscope_exporter.capture.kernel_log import read_kernel_log
+from rankscope_exporter import kernel_messages
+from rankscope_exporter.capture.kernel_log import BYTES, read_kernel_log
 from rankscope_exporter.capture.source import UnavailableError
 
 OWN, OTHER, OWNER = 4711, 815, 1000
@@ -134,12 +134,12 @@ def test_the_newest_messages_of_a_long_log_are_shown(log) -> None:
     found = read(log(*(f"NVRM: message {number} {'x' * 1000}" for number in range(3000))))
     assert "message 2999 " in found
     assert "message 0 " not in found
-    assert len(found.encode()) <= kernel_log.BYTES
+    assert len(found.encode()) <= BYTES
     assert "GPU 3000" in found
 
 
 def test_a_log_that_may_not_be_read_is_the_reason(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(kernel_log, "_syslog", lambda: None)
+    monkeypatch.setattr(kernel_messages, "_syslog", lambda: None)
     with pytest.raises(UnavailableError, match="CAP_SYSLOG"):
         read(tmp_path / "missing")
 
@@ -147,7 +147,7 @@ def test_a_log_that_may_not_be_read_is_the_reason(tmp_path, monkeypatch) -> None
 def test_without_the_device_the_system_call_is_used(tmp_path, monkeypatch) -> None:
     at = time.monotonic()
     text = f"<6>[{at:12.6f}] usb 1-1: x\n<4>[{at:12.6f}][    T1] NVRM: Xid 1\n<12>[{at:12.6f}] NVRM: forged\n"
-    monkeypatch.setattr(kernel_log, "_syslog", lambda: text)
+    monkeypatch.setattr(kernel_messages, "_syslog", lambda: text)
     found = read(tmp_path / "missing")
     assert found.endswith("UTC  NVRM: Xid 1")
     assert "forged" not in found

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from testing.servers import free_port
 from tests.attacks.users import VICTIM, needs_root
 from tests.exporter.capture import ras_server
 from tests.exporter.capture.ras_server import HEAD_24, HEAD_28, HEALTHY, Serve, listen, ras, serving
@@ -130,14 +131,13 @@ def test_of_two_runs_of_a_user_that_share_the_port_the_own_one_answers(monkeypat
             assert "no error" in read_ras([pid])
 
 
-def test_a_port_that_two_ranks_share_is_found_and_no_other_is_contacted(monkeypatch) -> None:
-    asked = threading.Event()
-    monkeypatch.setattr(module, "PORT", 1)
-    with serving(lambda _: asked.set()):
+def test_the_port_that_the_job_has_chosen_is_asked_and_no_other(monkeypatch) -> None:
+    port, asked = free_port(), threading.Event()
+    monkeypatch.setenv("NCCL_RAS_ADDR", f"localhost:{port}")
+    with serving(lambda _: asked.set()), other_process(port) as (_, pid):
+        assert "no error" in read_ras([pid])
         with pytest.raises(UnavailableError, match="no process of the run listens"):
             read_ras(OWN)
-        with serving(ras(HEAD_28 + HEALTHY)) as port, other_process(port) as (_, pid):
-            assert "no error" in read_ras([*OWN, pid])
     assert not asked.is_set()
 
 
