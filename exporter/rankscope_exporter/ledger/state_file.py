@@ -11,6 +11,8 @@ from typing import Any
 
 from rankscope_exporter.ledger.owner_files import ANALYZER_SCALE, STATE_LIMIT, OwnerFiles, read_lines, replace_file
 
+STATE_DIR = Path("/var/lib/rankscope")
+"""The exporter's --state-dir in deploy/node/rankscope-exporter.service."""
 FILES = "state-*.jsonl"
 OLD = "findings.json"
 """The file of all owners in earlier versions, which is no longer read."""

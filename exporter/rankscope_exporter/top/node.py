@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from rankscope.cli.top import STATE_DIR
 from rankscope_exporter.config import parse
 from rankscope_exporter.gpu.collector import SampledCollector
 from rankscope_exporter.ledger.parts import WEEK, Part, culprit_runs, read
+from rankscope_exporter.ledger.state_file import STATE_DIR
 from rankscope_exporter.node import Node, build_node
 from rankscope_exporter.registry import HELP
 from rankscope_exporter.report.gpus import GpuReport, report_gpus

@@ -14,8 +14,6 @@ from rankscope.record.writer import default_run_dirs
 REQUIRED = ("pynvml", "prometheus_client", "pydantic", "rich")
 """Import names of the packages that `rankscope[top]` installs."""
 SOURCE = "rankscope[top] @ git+https://github.com/rankscope/rankscope"
-STATE_DIR = Path("/var/lib/rankscope")
-"""The exporter's --state-dir in deploy/node/rankscope-exporter.service."""
 
 
 def show(
@@ -73,6 +71,7 @@ def report(options: argparse.Namespace) -> int:
     from rankscope_exporter.job_report.command import ReportRequest
     from rankscope_exporter.job_report.command import show as show_report
     from rankscope_exporter.job_report.page import Prices
+    from rankscope_exporter.ledger.state_file import STATE_DIR
 
     url = options.url or (None if options.run_dir or options.state_dir else os.environ.get("PROMETHEUS_URL"))
     return show_report(
@@ -114,6 +113,7 @@ def check_node(options: argparse.Namespace) -> int:
 def history(options: argparse.Namespace) -> int:
     """Print what has happened to this node's GPUs. Returns the exit status; needs no other package."""
     from rankscope_exporter.job_report.node_history import show as show_history
+    from rankscope_exporter.ledger.state_file import STATE_DIR
 
     return show_history(options.state_dir or STATE_DIR, options.days, is_json=options.json)
 
