@@ -34,6 +34,7 @@ from rankscope_exporter.web.connections import Connections
 from rankscope_exporter.web.listeners import address_name, listening
 from rankscope_exporter.web.pages import PacedPages
 from rankscope_exporter.web.protocol import protocol
+from rankscope_exporter.web.stacks import warn_of_open_stacks
 from rankscope_exporter.worker import Worker
 
 # Optional modules are imported where they are used: with YAML and bcrypt they take 2 MiB.
@@ -69,6 +70,9 @@ def run(settings: Config) -> None:
     trimming = Worker("memory", TRIM_INTERVAL, _return_small_blocks, "cannot return memory")
     with _listening(settings) as listeners, trimming:
         _log_run_directories(settings)
+        if settings.enable_stacks:
+            hosts = [one.getsockname()[0] for one in listeners]
+            warn_of_open_stacks(hosts, web_config.current() if web_config else None)
         facts = NodeFacts(settings.node)
         captures = _captures(settings)
         with build_node(settings, [facts.record, *(one.on_look for one in captures)]) as node:

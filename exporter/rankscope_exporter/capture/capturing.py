@@ -91,7 +91,7 @@ def _sources(request: Request, ranks: Sequence[CapturedRank], places: Sequence[P
     yield "collectives.txt", "Collectives", lambda: _collectives(ranks)
     yield "stacks.txt", "Python stacks", lambda: _stacks(ranks)
     yield "processes.txt", "Processes and threads", lambda: _processes(ranks)
-    yield "torch_dumps.txt", "Torch's flight recorder", lambda: _of_nccl(ranks, lambda: copy_dumps(places, dumps))
+    yield "torch_dumps.txt", "Torch's flight recorder", lambda: _of_nccl(ranks, lambda: _dumps(ranks, places, dumps))
     yield "ras.txt", "NCCL's RAS", lambda: _of_nccl(ranks, lambda: _of_processes(ranks, read_ras))
     yield "gpus.txt", "GPUs", lambda: _gpus(request)
     yield "kernel.txt", "Kernel log", lambda: _of_processes(ranks, partial(read_kernel_log, began, owner=request.owner))
@@ -110,7 +110,7 @@ def _read(sources: Iterator[Source], deadline: float) -> Iterator[Outcome]:
         thread.start()
         thread.join(max(0.0, min(SOURCE_SECONDS, deadline - began)))
         reason = failed[0] if failed else "" if found else "no answer in time"
-        text = "".join(f"{printable(line, LINE_LIMIT)}\n" for line in found[0].split("\n")) if found else ""
+        text = "".join(f"{printable(line, LINE_LIMIT)}\n" for line in found[0].split("\n")) if any(found) else ""
         yield Outcome(name, title, text, reason or ("" if text else "empty"), time.monotonic() - began)
 
 
@@ -121,6 +121,12 @@ def _call(read: Callable[[], str], found: list[str], failed: list[str]) -> None:
         failed.append(str(error))
     except Exception as error:  # a source of hostile content must not cost the others
         failed.append(f"failed: {error!r}")
+
+
+def _dumps(ranks: Sequence[CapturedRank], places: Sequence[Place], folder: Path) -> str:
+    if not places and not any(one.process or one.recorded.snapshot.alive for one in ranks):
+        raise UnavailableError("no process is left, and no earlier capture has found where torch writes dumps")
+    return copy_dumps(places, folder)
 
 
 def _of_processes(ranks: Sequence[CapturedRank], read: Callable[[Collection[int]], str]) -> str:

@@ -158,7 +158,8 @@ def kept(directory: int) -> Iterator[Kept]:
     for name in _names(directory):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             found.append(_read(directory, name))
-    yield from sorted(found, key=lambda one: -one.at)
+    now = time.time()  # the clock may have been set back: what is of the future then is the oldest
+    yield from sorted(found, key=lambda one: one.at if one.at <= now else 0.0, reverse=True)
 
 
 def _read(directory: int, name: str) -> Kept:
@@ -180,8 +181,11 @@ def prune(directory: int, limit: int, seconds: float, principal: Callable[[int],
     by_user: dict[int, list[Kept]] = defaultdict(list)
     now = time.time()
     for name in _names(directory):
-        if name.startswith(DRAFT) and now - os.stat(name, dir_fd=directory).st_mtime > DRAFT_SECONDS:
-            _remove(directory, name)
+        if name.startswith(DRAFT):
+            with suppress(OSError):  # `rankscope capture` may have published it meanwhile
+                modified = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime
+                if abs(now - modified) > DRAFT_SECONDS:  # also if the clock was set back
+                    _remove(directory, name)
     for one in kept(directory):
         if now - one.at > seconds:
             _remove(directory, one.name)

@@ -17,22 +17,21 @@ SHOWN = 64 * 1024
 """Characters of a source on the page. Its file has all of them."""
 COLUMNS = (
     Column("rank"),
-    Column("node"),
     Column("GPU"),
-    Column("pid", is_number=True),
     Column("phase"),
+    Column("stands in"),
     Column("in collective"),
     Column("issued", is_number=True),
     Column("steps", is_number=True),
     Column("last checkpoint", is_number=True),
-    Column("stands in"),
     Column("process"),
+    Column("pid", is_number=True),
 )
 WHY = {
     "standstill": "no rank of the run on this node had made progress for a while",
     "hang": "the diagnosis found that the run hangs",
     "crash": "a rank crashed",
-    "manual": "rankscope capture",
+    "manual": "a user ran rankscope capture",
 }
 
 
@@ -89,16 +88,15 @@ def _row(one: CapturedRank) -> Row:
     main = one.process.main if one.process else None
     cells = (
         Cell(str(one.number)),
-        Cell(str(snapshot.info["node"])),
         Cell(one.wanted.gpu),
-        Cell(str(snapshot.lock_pid or "")),
         Cell(phase(one)),
+        Cell(str(one.frame or "")),
         Cell(snapshot.open_operation),
         Cell(f"{sum(snapshot.issued.values()):.0f}"),
         Cell(f"{snapshot['steps']:.0f}"),
         Cell("" if saved is None else f"{duration(max(now - saved, 0.0))} ago"),
-        Cell(str(one.frame or "")),
         Cell("stopped" if one.is_stopped else ", ".join(filter(None, (main.state, main.call))) if main else one.hidden),
+        Cell(str(snapshot.lock_pid or "")),
     )
     return Row(cells)
 

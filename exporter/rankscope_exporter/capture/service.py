@@ -39,6 +39,8 @@ WITHIN = 180.0
 CPU_RATIO, BURST_SECONDS = 0.02, 6.0
 """The ratio of a core that captures may use on average, and the CPU seconds at once: those of five minutes."""
 INTERVAL = 1.0
+PRUNE_INTERVAL = 3600.0
+"""Seconds after which captures that are too old are removed, also if there is no new one."""
 USERS_LIMIT, ERROR_LIMIT = 256, 500
 logger = logging.getLogger(__name__)
 
@@ -110,7 +112,7 @@ class CaptureService:
         """The places of torch's dumps of captured runs."""
         self._written, self._failed = Counter[str](), Counter[str]()
         self._logged = ""
-        self._has_started = False
+        self._prune_at = monotonic()
         self.worker = Worker("capture", INTERVAL, self.capture_next, "cannot capture")
 
     def on_look(self, look: Look) -> None:
@@ -130,8 +132,8 @@ class CaptureService:
 
     def capture_next(self) -> None:
         """Capture a run of the user who has waited for the longest time, if one waits and the budget permits it."""
-        if not self._has_started:
-            self._has_started = True
+        if self._monotonic() >= self._prune_at:
+            self._prune_at = self._monotonic() + PRUNE_INTERVAL
             self._run(None)
         if not self._budget.is_left():
             return
@@ -169,7 +171,7 @@ class CaptureService:
             return replace(request, no_gpus=str(error))
 
     def _run(self, request: Request | None) -> Mapping[str, Any] | None:
-        """Let the process capture, or without a request only list captures. Return the figures; None if it fails."""
+        """Let the process capture, or without a request only prune and list. Return the figures; None if it fails."""
         job = {
             "request": request.as_json() if request else "",
             "directory": str(self._directory),

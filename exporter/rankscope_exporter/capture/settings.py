@@ -25,8 +25,11 @@ LEAST_MIB = 128
 
 
 def directory(text: str) -> Path:
-    """Return a directory that no other user than root can change, and create it if needed. Raise ArgumentTypeError."""
-    path = Path(text)
+    """Return a directory that no other user than root can change, and create it if needed. Raise ArgumentTypeError.
+
+    The path is that without links, which someone could change later.
+    """
+    path = Path(os.path.realpath(text))
     try:
         if not path.exists():
             path.mkdir()
@@ -36,13 +39,23 @@ def directory(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode):
         raise argparse.ArgumentTypeError(f"{text} is not a directory")
-    if status.st_uid not in (0, os.geteuid()):
-        raise argparse.ArgumentTypeError(f"{text} belongs to another user ({status.st_uid})")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise argparse.ArgumentTypeError(f"{text} is writable by other users (chmod go-w)")
+    for one in (path, *path.parents):
+        if reason := _weakness(one, may_be_sticky=one != path):
+            raise argparse.ArgumentTypeError(reason)
     if not os.access(path, os.W_OK | os.X_OK):
         raise argparse.ArgumentTypeError(f"{text} is not writable")
-    return path.absolute()
+    return path
+
+
+def _weakness(path: Path, *, may_be_sticky: bool) -> str:
+    """Return why another user could replace what is in a directory; empty if none could."""
+    status = path.stat()
+    if status.st_uid not in (0, os.geteuid(), Path("/").stat().st_uid):  # in a user namespace, root may be unknown
+        return f"{path} belongs to another user ({status.st_uid})"
+    is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if is_shared and not (may_be_sticky and status.st_mode & stat.S_ISVTX):
+        return f"{path} is writable by other users (chmod go-w)"
+    return ""
 
 
 def _mebibytes(text: str) -> int:

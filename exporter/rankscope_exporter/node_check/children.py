@@ -27,20 +27,22 @@ class Child:
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
         """Start the process. Raises OSError."""
         self.lines: list[dict[str, Any]] = []
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         environment = {name: value for name, value in os.environ.items() if name not in unset}
-        self._process = subprocess.Popen(  # noqa: S603 - this package's own program
-            command,
-            # With `-m`, Python imports from the current directory first, which may belong to another user.
-            cwd="/",
-            env={**environment, **variables},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        with contextlib.ExitStack() as stack:
+            self._errors = stack.enter_context(tempfile.TemporaryFile())
+            self._process = subprocess.Popen(  # noqa: S603 - this package's own program
+                command,
+                # With `-m`, Python imports from the current directory first, which may belong to another user.
+                cwd="/",
+                env={**environment, **variables},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            stack.pop_all()  # open as long as the process
         self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
 

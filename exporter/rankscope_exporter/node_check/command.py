@@ -68,7 +68,8 @@ def show(request: CheckRequest, environ: Mapping[str, str] = os.environ) -> int:
     try:
         results, count = check(request, environ)
     except (SelectionError, DocumentError, OSError) as error:
-        print(f"rankscope check-node: {printable(str(error), LINE_LIMIT)}", file=sys.stderr)  # noqa: T201 - a command
+        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        print(f"rankscope check-node: {printable(str(why), LINE_LIMIT)}", file=sys.stderr)  # noqa: T201 - a command
         return UNUSABLE
     status = exit_status(results, count, is_strict=request.is_strict)
     lines = _json if request.is_json else _lines
@@ -80,6 +81,7 @@ def show(request: CheckRequest, environ: Mapping[str, str] = os.environ) -> int:
 def check(request: CheckRequest, environ: Mapping[str, str]) -> tuple[list[Result], int]:
     """Return the results of all checks, and the number of GPUs that were checked. Raises SelectionError, OSError."""
     source, names = wanted(request.gpus, environ)
+    request = _with_absolute_paths(request)
     if request.simulate:
         _validate(request.simulate)
     with running(Child([*READER, *filter(None, [request.simulate])], {}, UNSET)) as reader:
@@ -89,6 +91,9 @@ def check(request: CheckRequest, environ: Mapping[str, str]) -> tuple[list[Resul
         advice = f"Check nvidia-smi -L; {source} names it"
         results = [driver]
         results += [Result("gpu", "failed", f"the driver shows no GPU {name}", "a GPU", advice) for name in missing]
+        results += (
+            [Result("gpu", "not_run", f"{source} names no GPU")] if known and names is not None and not names else []
+        )
         loads = _run_loads(request, reader, [facts for facts in selected if not facts.error and not facts.unreadable])
         gpus = [_assemble(facts, loads.get(facts.index), reader) for facts in selected]
     results += check_gpus(gpus)
@@ -106,6 +111,15 @@ def exit_status(results: Sequence[Result], count: int, *, is_strict: bool = Fals
     if "in_use" in outcomes:
         return IN_USE
     return OK if count else UNUSABLE
+
+
+def _with_absolute_paths(request: CheckRequest) -> CheckRequest:
+    """Return the request for children, which run in another directory."""
+    if request.simulate and not request.simulate.isdecimal():
+        request = replace(request, simulate=os.path.abspath(request.simulate))  # noqa: PTH100 - as for the next one
+    if "/" in request.python:
+        request = replace(request, python=os.path.abspath(request.python))  # noqa: PTH100 - a venv's python is a link
+    return request
 
 
 def _validate(scenario: str) -> None:

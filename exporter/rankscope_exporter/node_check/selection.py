@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from rankscope_exporter.node_check.readings import Facts
+
+RANGE, LARGEST = re.compile(r"[0-9]{1,4}-[0-9]{1,4}"), 64
 
 
 class SelectionError(Exception):
@@ -18,11 +21,11 @@ def wanted(option: str | None, environ: Mapping[str, str]) -> tuple[str, Sequenc
     SLURM_JOB_GPUS has the node's numbers. Raises SelectionError.
     """
     if option is not None:
-        return "--gpus", None if option == "all" else _valid("--gpus", _names(option))
+        return "--gpus", None if option == "all" else _valid("--gpus", option)
     visible, of_job = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("SLURM_JOB_GPUS")
     is_prolog = is_slurm_prolog(environ)
     if is_prolog and of_job is not None and "-" not in (visible or "").replace("-1", ""):
-        return "SLURM_JOB_GPUS", _valid("SLURM_JOB_GPUS", _names(of_job))
+        return "SLURM_JOB_GPUS", _valid("SLURM_JOB_GPUS", of_job)
     if visible is not None:
         return "CUDA_VISIBLE_DEVICES", _until_invalid(_names(visible))
     return ("this job", ()) if is_prolog else ("", None)
@@ -50,7 +53,18 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _valid(source: str, names: Sequence[str]) -> Sequence[str]:
+def _expanded(names: Sequence[str]) -> list[str]:
+    """Return the names with the indices of ranges such as 0-3. A longer range than any node has GPUs stays a name."""
+    found: list[str] = []
+    for name in names:
+        first, _, last = name.partition("-")
+        is_range = RANGE.fullmatch(name) and 0 <= int(last) - int(first) < LARGEST
+        found += map(str, range(int(first), int(last) + 1)) if is_range else [name]
+    return found
+
+
+def _valid(source: str, text: str) -> Sequence[str]:
+    names = _expanded(_names(text))
     for name in names:
         if not _is_valid(name):
             raise SelectionError(f"{source}: {name!r} is no index or UUID of a GPU")

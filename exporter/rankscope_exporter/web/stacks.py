@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 from anyio import to_thread
 from fastapi import FastAPI, Request, Response
@@ -24,10 +27,15 @@ from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.web import limits
 
+if TYPE_CHECKING:
+    from rankscope_exporter.web.config_file import WebConfig
+
 STACKS = "/api/v1/stacks"
 NOT_ALLOWED = "not allowed: the exporter runs without --web.enable-stacks"
 OTHER_USER = "the exporter runs as another user than the rank, and not as root"
 TOO_LARGE = f"left out: the answer has more than {limits.STACKS_BYTES // 1024**2} MiB"
+
+logger = logging.getLogger(__name__)
 
 
 class StackPages:
@@ -68,6 +76,17 @@ def add_stacks(app: FastAPI, scan: Callable[[], Scan | None] | None) -> None:
         if not living_ranks_of(scan(), run):
             return JSONResponse({"error": "no rank of this run is alive on this node"}, status_code=404)
         return Response(await pages.next(run), media_type="application/json")
+
+
+def warn_of_open_stacks(hosts: Sequence[str], config: WebConfig | None) -> None:
+    """Log a warning if clients on other machines need neither a password nor a certificate for the page."""
+    has_certificates = config and config.context and config.context.verify_mode.name == "CERT_REQUIRED"
+    is_local = all(ip_address(host).is_loopback for host in hosts)
+    if not (is_local or has_certificates or (config and config.users)):
+        logger.warning(
+            "every client can read the stacks of ranks: --web.enable-stacks without a password or client certificates "
+            "in --web.config.file"
+        )
 
 
 def living_ranks_of(scan: Scan | None, run: str) -> Sequence[RecordedRank]:

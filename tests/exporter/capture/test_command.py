@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from html import escape
@@ -13,6 +14,9 @@ from testing.programs import python as python_command
 from testing.programs import running
 from testing.records import living_rank
 from tests.trainer_hooks.scripts import TRAIN, watched
+
+from rankscope_exporter.capture.capturing import capture as write_capture
+from rankscope_exporter.capture.request import Request
 
 LOITER = """
 def loiter():
@@ -47,6 +51,15 @@ def test_without_a_living_rank_the_reason_is_printed(run_dir: Path, tmp_path: Pa
     answer = capture("r", tmp_path, f"--run-dir={run_dir}")
     assert (answer.returncode, answer.stdout) == (2, "")
     assert answer.stderr.startswith("rankscope capture: no living rank of run r in ")
+
+
+def test_of_a_run_whose_processes_have_ended_no_missing_right_is_the_reason(tmp_path: Path) -> None:
+    opened = os.open(tmp_path, os.O_RDONLY)
+    figures = write_capture(Request("r", os.geteuid(), "r", "r", "crash", "node-a", []), opened, "none")
+    os.close(opened)
+    outcomes = {name: source["outcome"] for name, source in figures["sources"].items()}
+    assert outcomes["ranks.txt"] == "empty"
+    assert outcomes["torch_dumps.txt"].startswith("no process is left")
 
 
 def test_a_missing_directory_is_one_line(run_dir: Path, tmp_path: Path) -> None:

@@ -209,11 +209,27 @@ def test_the_number_of_captures_is_limited(directory: int, tmp_path: Path) -> No
 def test_drafts_of_a_process_that_was_killed_are_removed_and_other_files_are_left(
     directory: int, tmp_path: Path
 ) -> None:
-    for name, age in ((".draft-1", 3600.0), (".draft-2", 0.0), ("lost+found", 3600.0)):
+    for name, age in ((".draft-1", 3600.0), (".draft-2", 0.0), (".draft-3", -DAY), ("lost+found", 3600.0)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     prune(directory, 100 * MIB, 14 * DAY)
     assert names(tmp_path) == {".draft-2", "lost+found"}
+
+
+def test_after_the_clock_was_set_back_a_new_capture_is_the_latest_and_is_kept(directory: int, tmp_path: Path) -> None:
+    of_wrong_clock = [capture(directory, f"old{number}", age=-DAY, size=7 * MIB) for number in range(3)]
+    new = capture(directory, "new", size=7 * MIB)
+    assert next(kept(directory)).name == new
+    prune(directory, 15 * MIB + RESERVED, 14 * DAY)
+    assert new in names(tmp_path)
+    assert len(names(tmp_path) & {*of_wrong_clock}) == 1
+
+
+def test_a_dangling_link_does_not_end_the_removal(directory: int, tmp_path: Path) -> None:
+    (tmp_path / ".draft-1").symlink_to(tmp_path / "missing")
+    capture(directory, age=2 * DAY)
+    prune(directory, 100 * MIB, DAY)
+    assert names(tmp_path) == {".draft-1"}
 
 
 def test_a_link_in_the_directory_is_neither_read_nor_removed(directory: int, tmp_path: Path) -> None:
@@ -235,6 +251,24 @@ def test_a_directory_that_other_users_can_change_is_refused(tmp_path: Path, mode
         flag_value(str(tmp_path))
     tmp_path.chmod(0o711)
     assert flag_value(str(tmp_path)) == tmp_path
+
+
+def test_a_directory_whose_place_another_user_can_change_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "shared/captures").mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(Exception, match=f"{tmp_path}/shared is writable by other users"):
+        flag_value(str(tmp_path / "shared/captures"))
+    (tmp_path / "shared").chmod(0o1777)
+    assert flag_value(str(tmp_path / "shared/captures")) == tmp_path / "shared/captures"
+
+
+def test_a_link_is_followed_once(tmp_path: Path) -> None:
+    (tmp_path / "captures").mkdir()
+    (tmp_path / "link").symlink_to("captures")
+    assert flag_value(str(tmp_path / "link")) == tmp_path / "captures"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(Exception, match="loop"):
+        flag_value(str(tmp_path / "loop"))
 
 
 def test_a_directory_is_created_so_that_other_users_can_enter_and_not_list_it(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ class Program:
     error: Any = None
     """What the process answers instead, or raises."""
     captured: list[dict[str, Any]] = field(default_factory=list)
+    pruned: int = 0
+    """How often it only removed and listed captures."""
 
     def run(self, _command: object, *, input: str, **_: object) -> SimpleNamespace:  # noqa: A002 - subprocess's name
         job = json.loads(input)
@@ -42,6 +44,7 @@ class Program:
         if self.error:
             return SimpleNamespace(stdout=json.dumps(self.error))
         if not job["request"]:
+            self.pruned += 1
             return SimpleNamespace(stdout=json.dumps({"kept": []}))
         request = json.loads(job["request"])
         self.captured.append(request)
@@ -152,6 +155,15 @@ def test_captures_use_two_percent_of_a_core_on_average(
     job.wait(400, HUNG)
     captures.capture_next()
     assert len(program.captured) == 1
+
+
+def test_old_captures_are_removed_also_if_no_run_hangs(captures: CaptureService, program: Program) -> None:
+    for _ in range(3):
+        captures.capture_next()
+    assert program.pruned == 1
+    program.now += service.PRUNE_INTERVAL
+    captures.capture_next()
+    assert program.pruned == 2
 
 
 def test_a_full_disk_is_logged_once_and_tried_again_at_the_next_standstill(

@@ -231,10 +231,32 @@ def test_json_has_every_check_on_one_line(tmp_path: Path, capsys: pytest.Capture
     assert [r["check"] for r in value["results"] if r["advice"]] == ["row_remapping"]
 
 
-@pytest.mark.parametrize("arguments", [["--gpus=first"], ["--simulate=/nowhere"], ["--simulate=0"]])
+@pytest.mark.parametrize(
+    "arguments", [["--gpus=first"], ["--simulate=/nowhere"], ["--simulate=0"], ["--simulate=1", "--python=/nowhere"]]
+)
 def test_wrong_use_is_one_line_and_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(*arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "Errno" not in error
+
+
+def test_a_negative_number_of_workers_is_a_wrong_command_line() -> None:
+    assert run_command("--simulate=1", "--workers=-3") == 2
+
+
+def test_relative_paths_are_those_of_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario(tmp_path, {1: FAULTS[4]})
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    found = results_of("scenario.yml", python="./python")
+    assert wrong(found)[1] == {"row_remapping"}
+    assert "No such file" not in " ".join(result.measured for result in found)
+
+
+def test_a_job_without_a_gpu_says_which_variable_hides_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(CheckRequest(simulate="2"), {"CUDA_VISIBLE_DEVICES": ""}) == 2
+    assert "not run gpu: CUDA_VISIBLE_DEVICES names no GPU" in capsys.readouterr().out
 
 
 def test_a_node_without_a_gpu_has_nothing_to_check(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,12 +27,20 @@ def test_indices_and_uuids_select_and_missing_ones_are_named() -> None:
     assert selected("1,7") == ([1], ["7"])
 
 
+def test_a_range_selects_all_its_indices() -> None:
+    assert selected("0-2") == ([0, 1, 2], [])
+    assert selected(**PROLOG, SLURM_JOB_GPUS="0-1,3") == ([0, 1, 3], [])
+    for invalid in ("3-0", "0-", "-1", "0-9999", "0-1-2"):
+        with pytest.raises(SelectionError, match="no index"):
+            wanted(invalid, {})
+
+
 def test_the_option_has_priority_over_the_job() -> None:
     assert selected("2", CUDA_VISIBLE_DEVICES="0") == ([2], [])
 
 
 @pytest.mark.parametrize(
-    ("visible", "indices"), [("1,3", [1, 3]), ("GPU-2", [2]), ("", []), ("-1", []), ("1,-1,2", [1])]
+    ("visible", "indices"), [("1,3", [1, 3]), ("GPU-2", [2]), ("", []), ("-1", []), ("NoDevFiles", []), ("1,-1,2", [1])]
 )
 def test_the_job_s_devices_are_those_that_cuda_shows(visible: str, indices: list[int]) -> None:
     assert selected(CUDA_VISIBLE_DEVICES=visible)[0] == indices

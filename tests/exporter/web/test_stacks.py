@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.web import limits, stacks
 from rankscope_exporter.web.app import create_app
+from rankscope_exporter.web.config_file import WebConfig
 
 READY: Any = SimpleNamespace(is_ready=True)
 LOITER = """
@@ -32,6 +34,27 @@ loiter()
 def client(run_dir: Path) -> TestClient:
     directory = RunDirectory((run_dir,))
     return TestClient(create_app(Scrape([]), READY, stacks_of=directory.scan))
+
+
+PASSWORD = WebConfig(None, None, {"prometheus": b""}, {})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "config", "warnings"),
+    [
+        (["::"], None, 1),
+        (["127.0.0.1", "10.0.0.7"], None, 1),
+        (["fe80::1%eth0"], WebConfig(None, ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), {}, {}), 1),
+        (["::"], WebConfig(None, ssl.create_default_context(), {}, {}), 0),  # certificates are required
+        (["0.0.0.0"], PASSWORD, 0),
+        (["127.0.0.1", "::1"], None, 0),
+    ],
+)
+def test_stacks_that_every_client_can_read_are_a_warning(
+    caplog: pytest.LogCaptureFixture, hosts: list[str], config: WebConfig | None, warnings: int
+) -> None:
+    stacks.warn_of_open_stacks(hosts, config)
+    assert len(caplog.records) == warnings
 
 
 @pytest.fixture

@@ -214,17 +214,26 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_check_node(check_node: argparse.ArgumentParser) -> None:
     check_node.add_argument(
-        "--gpus", metavar="LIST", help="indices or UUIDs with commas, or `all` (default: the job's, or all)"
+        "--gpus", metavar="LIST", help="indices such as `0-3,5`, or UUIDs, or `all` (default: the job's, or all)"
     )
     check_node.add_argument("--python", metavar="FILE", default="", help="a Python with torch (default: this one)")
     check_node.add_argument(
-        "--workers", type=int, metavar="N", help="loader workers of each rank, for /dev/shm (default: 4)"
+        "--workers",
+        type=_count,
+        metavar="N",
+        help="loader workers of each rank, for /dev/shm (default: 4)",
     )
     check_node.add_argument("--strict", action="store_true", help="also exit with 1 if there is a warning")
     check_node.add_argument(
         "--simulate", metavar="N|FILE", help="check simulated GPUs, as rankscope-exporter --simulate"
     )
     check_node.add_argument("--json", action="store_true", help="print one line of JSON with all checks")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError("must be a number of at least 0")
+    return int(text)
 
 
 def _add_history(history: argparse.ArgumentParser) -> None:
