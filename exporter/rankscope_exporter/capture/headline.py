@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from rankscope.cli.printable import printable
 from rankscope.cli.stack_groups import StackGroup, group_stacks
 from rankscope.record.quantities import count, duration
-from rankscope_exporter.capture.process_state import ProcessState, other_wait, storage_wait
+from rankscope_exporter.capture.process_state import ProcessState
 from rankscope_exporter.capture.ranks import CapturedRank
 from rankscope_exporter.capture.request import Found, Request
+from rankscope_exporter.capture.thread_waits import other_wait, storage_wait
 from rankscope_exporter.diagnosis.detectors import crash
 from rankscope_exporter.diagnosis.standstill import FINISHED, INSIDE, STOPPED
 from rankscope_exporter.diagnosis.waits import (

@@ -15,12 +15,9 @@ from rankscope_exporter.capture.process_state import (
     ProcessState,
     ThreadState,
     open_process,
-    other_wait,
     read_process,
-    storage_file,
-    storage_wait,
-    threads_for_gil,
 )
+from rankscope_exporter.capture.thread_waits import other_wait, storage_file, storage_wait, threads_for_gil
 
 
 def state(pid: int, owner: int) -> ProcessState:
