@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rankscope.cli.printable import printable
 from rankscope.record.process_stat import PROCFS
+from rankscope.record.stopped import is_stopped
 
 READ_LIMIT = 8192
 THREADS_LIMIT, WORKERS_LIMIT = 64, 32
@@ -23,30 +24,36 @@ STATUS = ("Name", "State", "Threads", "VmRSS", "VmSwap", "SigBlk", "SigCgt", "Cp
 """The lines of /proc/PID/status that are kept."""
 SYSTEM_CALLS: Mapping[str, Mapping[int, str]] = {
     "x86_64": {
-        0: "read", 1: "write", 2: "open", 3: "close", 7: "poll", 17: "pread64", 18: "pwrite64", 19: "readv",
-        35: "nanosleep", 42: "connect", 43: "accept", 45: "recvfrom", 47: "recvmsg", 61: "wait4", 73: "flock",
-        74: "fsync", 75: "fdatasync", 202: "futex", 230: "clock_nanosleep", 232: "epoll_wait", 257: "openat",
-        262: "newfstatat", 271: "ppoll", 281: "epoll_pwait", 332: "statx",
+        0: "read", 1: "write", 2: "open", 3: "close", 4: "stat", 6: "lstat", 7: "poll", 17: "pread64", 18: "pwrite64",
+        19: "readv", 20: "writev", 23: "select", 35: "nanosleep", 42: "connect", 43: "accept", 44: "sendto",
+        45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync",
+        75: "fdatasync", 202: "futex", 217: "getdents64", 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid",
+        257: "openat", 262: "newfstatat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait", 288: "accept4",
+        332: "statx",
     },
     "aarch64": {
-        22: "epoll_pwait", 32: "flock", 56: "openat", 57: "close", 63: "read", 64: "write", 65: "readv", 67: "pread64",
-        68: "pwrite64", 73: "ppoll", 79: "newfstatat", 82: "fsync", 83: "fdatasync", 98: "futex", 101: "nanosleep",
-        115: "clock_nanosleep", 203: "connect", 207: "recvfrom", 212: "recvmsg", 260: "wait4", 291: "statx",
+        22: "epoll_pwait", 25: "fcntl", 32: "flock", 56: "openat", 57: "close", 61: "getdents64", 63: "read",
+        64: "write", 65: "readv", 66: "writev", 67: "pread64", 68: "pwrite64", 72: "pselect6", 73: "ppoll",
+        79: "newfstatat", 82: "fsync", 83: "fdatasync", 95: "waitid", 98: "futex", 101: "nanosleep",
+        115: "clock_nanosleep", 202: "accept", 203: "connect", 206: "sendto", 207: "recvfrom", 211: "sendmsg",
+        212: "recvmsg", 242: "accept4", 260: "wait4", 291: "statx",
     },
 }  # fmt: skip
 """Names of system calls in which a process may stand."""
-ON_FILES = {"read", "write", "pread64", "pwrite64", "readv", "fsync", "fdatasync", "flock"}
+LOCKS = {"flock", "fcntl"}
+"""Those that wait for a lock on a file."""
+ON_FILES = {
+    *LOCKS, "close", "read", "write", "pread64", "pwrite64", "readv", "writev", "fsync", "fdatasync", "getdents64"
+}  # fmt: skip
 """Those whose first argument is a descriptor."""
+OUTPUTS, OUTPUT = (1, 2), " (its output)"
+"""The descriptors of a process's output, and what is added to their targets."""
 STORAGE = re.compile(r"^/(?!dev/|proc/|sys/|memfd:)")
 """The target of a descriptor that is a file in a file system, or a named pipe."""
 
 
 TRACKERS = ("resource_tracker", "semaphore_tracker")
 """Python's own child processes."""
-SHORTEST = 0.05
-"""The fewest seconds that count."""
-GIL_RATES = 100.0, 250.0
-"""The fewest and the most waits per second of a thread that waits for the interpreter's lock."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,8 @@ class ProcessState:
     threads: tuple[ThreadState, ...]
     workers: tuple[ProcessState, ...] = ()
     """Its children of the same user, such as loader workers, with their main threads."""
+    is_stopped: bool = False
+    """Whether a child is stopped: by a signal, a debugger or a cgroup's freezer."""
 
     @property
     def main(self) -> ThreadState | None:
@@ -130,7 +139,8 @@ def _worker(pid: int, parent: int, owner: int, procfs: Path) -> ProcessState | N
         is_child = fields.get("PPid") == str(parent) and {*fields.get("Uid", "").split()} == {str(owner)}
         command = _command(directory)
         is_worker = is_child and not any(name in command for name in TRACKERS)
-        return ProcessState(pid, 0, "", command, _threads(directory, pid, 1)) if is_worker else None
+        threads = _threads(directory, pid, 1)
+        return ProcessState(pid, 0, "", command, threads, is_stopped=is_stopped(pid, procfs)) if is_worker else None
     finally:
         os.close(directory)
 
@@ -180,31 +190,11 @@ def _call(directory: int, text: str) -> str:
     name = SYSTEM_CALLS.get(platform.machine(), {}).get(int(number), f"system call {number}")
     if name in ON_FILES and arguments:
         with suppress(OSError, ValueError):
-            return f"{name} of {os.readlink(f'fd/{int(arguments[0], 16)}', dir_fd=directory)}"
+            descriptor = int(arguments[0], 16)
+            target = os.readlink(f"fd/{descriptor}", dir_fd=directory)
+            is_output = descriptor in OUTPUTS and not STORAGE.match(target)
+            return f"{name} of {target}{OUTPUT * is_output}"
     return name
-
-
-def storage_file(call: str) -> str:
-    """Return the file that a system call is on; empty if it is none, or no file in a file system."""
-    name, _, target = call.partition(" of ")
-    return target if name in ON_FILES and STORAGE.match(target) else ""
-
-
-def threads_for_gil(before: ProcessState, after: ProcessState, seconds: float) -> frozenset[int]:
-    """Return the threads that wait for the interpreter's lock (GIL), by two readings so many seconds apart.
-
-    Python's `take_gil` waits for it 5 ms at a time, in a futex: 200 times a second. Waits for anything else are longer,
-    and those of gloo are not in a futex.
-    """
-    then = {one.number: one for one in before.threads}
-    in_futex = [one for one in after.threads if one.call == "futex" and one.number in then]
-    rates = {one.number: _waits_per_second(then[one.number], one, seconds) for one in in_futex}
-    return frozenset(number for number, rate in rates.items() if GIL_RATES[0] <= rate <= GIL_RATES[1])
-
-
-def _waits_per_second(then: ThreadState, now: ThreadState, seconds: float) -> float:
-    """Return how often a thread began to wait per second that it did not spend in a run queue, as on a busy node."""
-    return (now.switches - then.switches) / max(seconds - (now.run_queue - then.run_queue), SHORTEST)
 
 
 def _status(directory: int) -> str:

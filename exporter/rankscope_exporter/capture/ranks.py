@@ -20,10 +20,11 @@ from rankscope.record.directory import open_directory, open_untrusted
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.stopped import is_stopped
 from rankscope.record.text import NUMBER
-from rankscope_exporter.capture.process_state import ProcessState, open_process, read_process, threads_for_gil
+from rankscope_exporter.capture.process_state import ProcessState, open_process, read_process
 from rankscope_exporter.capture.request import Request, WantedRank
 from rankscope_exporter.capture.settings import NONE, PY_SPY
 from rankscope_exporter.capture.source import cut
+from rankscope_exporter.capture.thread_waits import threads_for_gil
 
 STACKS_LIMIT = 64 * 1024
 """The most bytes of a rank's stacks. A rank with 100 threads takes half of it."""

@@ -48,8 +48,11 @@ def late(**changes: Any) -> CapturedRank:
     return rank(2, 511.0, slots={"collective_op": 0.0, "phase": phase}, **changes)
 
 
-def process(call: str = "", state: str = "S (sleeping)", *workers: ProcessState) -> ProcessState:
-    return ProcessState(7, 1, "", "", (ThreadState(7, "python", state, call, "nfs_wait", "", 0),), workers)
+def process(
+    call: str = "", state: str = "S (sleeping)", *workers: ProcessState, name: str = "python", is_stopped: bool = False
+) -> ProcessState:
+    threads = (ThreadState(7, name, state, call, "nfs_wait", "", 0),)
+    return ProcessState(7, 1, "", "", threads, workers, is_stopped)
 
 
 def request(found: Found | None = STUCK) -> Request:
@@ -83,9 +86,38 @@ def test_it_names_the_rank_its_place_and_what_the_others_wait_in() -> None:
             "waits for its loader worker (pid 7), which waits in a read of /mnt/x;",
         ),
         (
-            {"process": process("", "S (sleeping)", process(), process("", "T (stopped)")), "stacks": OF_WORKERS},
+            {
+                "process": process("", "S (sleeping)", process(), process("", "D (disk sleep)", is_stopped=True)),
+                "stacks": OF_WORKERS,
+            },
             "waits for its loader workers, of 2 one (pid 7), which is stopped;",
         ),
+        (
+            {
+                "process": process("", "S (sleeping)", process("poll"), process("", "R (running)"), process("poll")),
+                "stacks": OF_WORKERS,
+            },
+            "waits for its loader workers, of 3 one (pid 7), which runs;",
+        ),
+        (
+            {"process": process("", "S (sleeping)", process("poll"), process("poll")), "stacks": OF_WORKERS},
+            "waits for its 2 loader workers;",
+        ),
+        (
+            {
+                "process": process(
+                    "", "S (sleeping)", process("read of /mnt/x"), process("futex", name="pt_data_worker")
+                ),
+                "stacks": OF_WORKERS,
+            },
+            "waits for its loader worker (pid 7), which waits for a lock or another thread;",
+        ),
+        ({"process": process("openat")}, "it waits to open a file;"),
+        ({"process": process("flock of /mnt/x.lock")}, "it waits for a lock on /mnt/x.lock;"),
+        ({"process": process("write of pipe:[12] (its output)")}, "it waits to write its output;"),
+        ({"process": process("recvfrom")}, "it waits for data from a socket;"),
+        ({"process": process("futex"), "stacks": IN_FILTER}, "in filter and waits for a lock or another thread;"),
+        ({"process": process("", "D (disk sleep)"), "is_stopped": True}, "for 2.6 min; ranks"),
     ],
 )
 def test_it_says_what_the_kernel_shows(changes: dict[str, Any], says: str) -> None:
@@ -139,6 +171,7 @@ def unclear(**changes: Any) -> str:
         ({"stacks": IN_FILTER}, "it stands in dataset.py:31 in filter;"),
         ({"process": process("poll"), "gil_waiters": frozenset({8})}, "keeps 1 other thread waiting for the GIL;"),
         ({"process": process("read of /mnt/x")}, "waits in a read of /mnt/x;"),
+        ({"process": process("newfstatat")}, "waits for the attributes of a file;"),
     ],
 )
 def test_if_the_collectives_name_no_rank_the_one_that_differs_is_named(changes: dict[str, Any], says: str) -> None:
@@ -166,3 +199,51 @@ def test_the_seconds_are_those_of_the_capture_and_not_of_the_request() -> None:
     assert request(replace(STUCK, seconds=30.0)).until(50.0).found == replace(STUCK, seconds=30.0)
     asked = replace(request(replace(STUCK, seconds=30.0)), at=40.0)
     assert asked.until(50.0).found == replace(STUCK, seconds=40.0)
+
+
+def test_a_second_late_rank_is_named_too() -> None:
+    ranks = [rank(0), rank(1, 511.0, slots={"collective_op": 0.0}, stacks=IN_READ), late(stacks=IN_FILTER), rank(3)]
+    assert sentence(request(), ranks).endswith(
+        "in filter; rank 1 stands in train.py:40 in read_loss; ranks 0 and 3 wait in all_reduce 512."
+    )
+    stopped = rank(1, 511.0, is_stopped=True)
+    assert "; rank 1 is stopped; ranks 0 and 3 wait" in sentence(request(), [rank(0), stopped, late(), rank(3)])
+
+
+def test_a_rank_in_another_collective_than_all_others_is_named() -> None:
+    broadcast = {"collective_op": float(1 + layout.OPS.index("broadcast"))}
+    ranks = [rank(0, slots=broadcast, stacks=IN_READ), *(rank(number) for number in (1, 2, 3))]
+    assert sentence(request(INSIDE), ranks) == (
+        "Rank 0 (node-a, GPU 0) has called another collective than the other ranks (no progress for 2.6 min): "
+        "it is in broadcast 512 and stands in train.py:40 in read_loss; ranks 1, 2 and 3 wait in all_reduce 512."
+    )
+    alike = [rank(number, slots=broadcast if number < 2 else {}) for number in range(4)]
+    assert sentence(request(INSIDE), alike).startswith("Every rank is inside a collective (no progress for 2.6 min); ")
+
+
+def test_before_an_exception_the_rank_that_finished_too_early_is_named() -> None:
+    failed = Found("crash", "exception", 0, "", "Rank 0 (node-a, GPU 0) ended with an exception", 4.0, "", "", True)
+    ended = {"ended": layout.EXCEPTION, "ended_unix": 9.0}
+    failures = [rank(number, alive=False, slots=ended) for number in (0, 1, 3)]
+
+    def crashed(issued: float, at: float) -> str:
+        slots = {"ended": layout.FINISHED, "ended_unix": at}
+        return sentence(request(failed), [*failures, rank(2, issued, alive=False, slots=slots)])
+
+    assert crashed(511.0, 8.0) == (
+        "Rank 2 (node-a, GPU 2) finished with fewer collectives than the other ranks, "
+        "and then rank 0 (node-a, GPU 0) ended with an exception 4 s ago."
+    )
+    for text in (crashed(512.0, 8.0), crashed(511.0, 10.0)):
+        assert text == "Rank 0 (node-a, GPU 0) ended with an exception 4 s ago."
+
+
+def test_a_thread_that_waits_for_storage_is_named_if_no_other_rank_has_one() -> None:
+    def threads(*calls: str) -> ProcessState:
+        of_process = (ThreadState(7 + place, "python", "S", call, "", "", 0) for place, call in enumerate(calls))
+        return ProcessState(7, 1, "", "", tuple(of_process))
+
+    prefetching = late(process=threads("futex", "poll", "read of /mnt/x"))
+    assert "waits for a lock or another thread and has a thread that waits in a read of /mnt/x;" in said(prefetching)
+    ranks = [rank(0, process=threads("futex", "read of /tmp/pipe")), rank(1), prefetching, rank(3)]
+    assert "has a thread" not in sentence(request(), ranks)

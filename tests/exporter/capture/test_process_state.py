@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from dataclasses import replace
@@ -15,9 +16,8 @@ from rankscope_exporter.capture.process_state import (
     ThreadState,
     open_process,
     read_process,
-    storage_file,
-    threads_for_gil,
 )
+from rankscope_exporter.capture.thread_waits import other_wait, storage_file, storage_wait, threads_for_gil
 
 
 def state(pid: int, owner: int) -> ProcessState:
@@ -28,15 +28,37 @@ def state(pid: int, owner: int) -> ProcessState:
         os.close(directory)
 
 
+def main_thread(code: str, call: str) -> ThreadState:
+    """Return the main thread of a process that runs this code, once it is in the system call."""
+    with running(*python(code)) as process:
+        while not (main := state(process.pid, os.geteuid()).main) or not main.call.startswith(call):
+            pass
+    return main
+
+
 def test_a_process_that_reads_from_a_pipe_is_shown_with_its_file(tmp_path: Path) -> None:
     pipe = tmp_path / "shard.bin"
     os.mkfifo(pipe)
-    code = f"import os; d = os.open({str(pipe)!r}, os.O_RDWR); print('ready', flush=True); os.read(d, 1)"
-    with running(*python(code)) as reader:
-        while not (main := state(reader.pid, os.geteuid()).main) or not main.call.startswith("read"):
-            pass
+    main = main_thread(
+        f"import os; d = os.open({str(pipe)!r}, os.O_RDWR); print('ready', flush=True); os.read(d, 1)", "read"
+    )
     assert main.call == f"read of {pipe}"
     assert storage_file(main.call) == str(pipe)
+
+
+def test_a_process_that_opens_a_pipe_or_waits_for_a_lock_waits_for_storage(tmp_path: Path) -> None:
+    pipe, lock = tmp_path / "shard.bin", tmp_path / "cache.lock"
+    os.mkfifo(pipe)
+    assert storage_wait(main_thread(f"print('ready', flush=True); open({str(pipe)!r})", "openat")) == "to open a file"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        code = f"import fcntl; f = open({str(lock)!r}); print('ready', flush=True); fcntl.flock(f, fcntl.LOCK_EX)"
+        assert storage_wait(main_thread(code, "flock")) == f"for a lock on {lock}"
+
+
+def test_a_process_whose_output_is_not_read_is_shown_as_such() -> None:
+    main = main_thread("import os; print('ready', flush=True); os.write(1, bytes(2**24))", "write")
+    assert (storage_wait(main), other_wait(main)) == ("", "to write its output")
 
 
 @pytest.mark.parametrize("call", ["read of /dev/null", "read of pipe:[12]", "read of socket:[12]", "futex", "", "read"])
