@@ -1,4 +1,4 @@
-"""What a thread waits for, by the system call that it is in, in words."""
+"""The words for what a thread waits for, by the system call that it is in."""
 
 from __future__ import annotations
 
