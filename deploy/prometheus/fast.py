@@ -21,8 +21,8 @@ TIMES_AS_FAST = 30
 INTERVALS = ("group_wait", "group_interval", "repeat_interval")
 RULES = HERE.parents[1] / "build/fast_rules.yml"
 SECONDS = {"s": 1, "m": 60, "h": 3600}
-DURATION = re.compile(r"(for: |\[)(\d+[smh])\b")
-"""A duration of a rule, or a range."""
+DURATION = re.compile(r"(for: |\[|(?<=[smh]):)(\d+[smh])\b")
+"""A duration of a rule, a range, or the resolution of a range."""
 LIMITS = re.compile(r"(?<![\d.\"|])(75|90|480|600|900|1800|3600|43200)(?![\d.\"|%])")
 """The numbers of seconds in the rules' expressions."""
 
