@@ -15,7 +15,9 @@
 CHECK="/opt/rankscope/bin/rankscope check-node"
 DRAIN=1
 LONGEST=90 # seconds; the check ends within a minute
-. "${RANKSCOPE_CHECK_CONFIG:-/etc/default/rankscope-check-node}" 2>/dev/null
+config=${RANKSCOPE_CHECK_CONFIG:-/etc/default/rankscope-check-node}
+# `.` ends this shell if the file is missing or has a syntax error.
+[ ! -e "$config" ] || { sh -n "$config" && . "$config"; }
 
 [ -n "$SLURM_JOB_GPUS" ] || exit 0
 # CHECK consists of several words.

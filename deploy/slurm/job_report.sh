@@ -20,7 +20,9 @@ exec >/dev/null
 
 REPORT="/opt/rankscope/bin/rankscope report"
 WAIT=20 # seconds: a scrape interval and some margin
-. "${RANKSCOPE_REPORT_CONFIG:-/etc/default/rankscope-report}" 2>/dev/null
+config=${RANKSCOPE_REPORT_CONFIG:-/etc/default/rankscope-report}
+# `.` ends this shell if the file is missing or has a syntax error.
+[ ! -e "$config" ] || { sh -n "$config" && . "$config"; }
 
 case "$SLURM_JOB_ID$SLURM_JOB_UID" in '' | *[!0-9]*) exit 0 ;; esac
 sleep "$WAIT"

@@ -14,7 +14,9 @@ REPORT="/opt/rankscope/bin/rankscope report"
 MAIL=/usr/bin/mail
 WAIT=20    # seconds: a scrape interval and some margin
 LONGEST=80 # seconds: Slurm kills a MailProg after 120
-. "${RANKSCOPE_REPORT_CONFIG:-/etc/default/rankscope-report}" 2>/dev/null
+config=${RANKSCOPE_REPORT_CONFIG:-/etc/default/rankscope-report}
+# `.` ends this shell if the file is missing or has a syntax error.
+[ ! -e "$config" ] || { sh -n "$config" && . "$config"; }
 
 text=
 case "$SLURM_JOB_ID$SLURM_JOB_UID" in

@@ -42,3 +42,13 @@ def test_a_job_without_gpus_is_not_checked(tmp_path: Path) -> None:
 
 def test_a_check_that_does_not_end_drains_nothing(tmp_path: Path) -> None:
     assert run(tmp_path, 1, "CHECK='sleep 1000'\nLONGEST=1").returncode == 0
+
+
+@pytest.mark.parametrize("config", [None, "if\n"], ids=["missing", "broken"])
+def test_a_configuration_that_cannot_be_read_drains_nothing(tmp_path: Path, config: str | None) -> None:
+    if config is not None:
+        (tmp_path / "config").write_text(config)
+    environment = {**os.environ, "RANKSCOPE_CHECK_CONFIG": str(tmp_path / "config"), "SLURM_JOB_GPUS": "0"}
+    ran = subprocess.run(["sh", SCRIPT], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0
+    assert "/opt/rankscope/bin/rankscope" in ran.stderr  # the default was tried

@@ -119,8 +119,15 @@ def test_a_finding_without_numbers_has_only_its_advice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["hang", "crash"])
-def test_an_alert_about_a_run_that_was_captured_says_where(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("node", "capture"),
+    [("node-a", "node-a in /c/llm-1-hang"), ("node-c", "node-b in /c/llm-2-hang"), ("", "node-b in /c/llm-2-hang")],
+)
+def test_an_alert_names_the_capture_of_its_node_or_else_the_latest(
+    kind: str, node: str, capture: str, tmp_path: Path
+) -> None:
     name, labels, own = SHOWN[kind]
+    labels = labels | {"node": node}
     latest = "rankscope_run_capture_timestamp_seconds"
     captures = [
         series(latest, f"100x{LAST}", **EXPORTER, **RUN, node="node-a", path="/c/llm-1-hang"),
@@ -129,7 +136,7 @@ def test_an_alert_about_a_run_that_was_captured_says_where(kind: str, tmp_path: 
     ]
     fires = expected(name, BEGIN + 1, firing(kind, labels, own))
     annotations = fires["exp_alerts"][0]["exp_annotations"]
-    annotations["description"] = "It waits. Look. Captured on node-b in /c/llm-2-hang"
+    annotations["description"] = f"It waits. Look. Captured on {capture}"
     assert found(tmp_path, [*finding(kind, **labels), *captures], fires) == ""
 
 

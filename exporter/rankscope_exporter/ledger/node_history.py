@@ -133,7 +133,7 @@ class NodeHistory:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            logger.warning("ignoring the saved history of the GPUs error=%s", error)
+            logger.warning("ignoring the saved history of the GPUs error=%s", error.strerror)
             return {}
 
     def _follow_clock(self, at: float, unix: float) -> None:

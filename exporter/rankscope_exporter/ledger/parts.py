@@ -7,6 +7,7 @@ the oldest one, findings without evidence first: no user displaces the findings 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections import Counter
@@ -149,11 +150,15 @@ def _slow_ranks(part: Part, since: float) -> set[str]:
 
 
 def read(directory: Path) -> Iterator[Part]:
-    """Yield the parts in the state directory, without those that are damaged. Raise OSError."""
+    """Yield the parts in the state directory, without those that are damaged. Raise OSError, also if all are."""
+    is_readable = not (directory / FILE).lstat().st_size
     for state in read_lines(directory / FILE, ANALYZER_SCALE * HISTORY_LIMIT):
         with suppress(*UNREADABLE):
             if state["version"] == VERSION:
                 yield restored(Part, state["part"], float(state["at"]))
+                is_readable = True
+    if not is_readable:
+        raise OSError(errno.EBADMSG, "no entry can be read: the file is damaged, or of another version")
 
 
 def text_of(parts: Iterable[Part], now: float, limit: int) -> bytes:

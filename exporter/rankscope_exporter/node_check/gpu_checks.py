@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
+from rankscope.record.quantities import count
 from rankscope_exporter.node_check.readings import Gpu
 from rankscope_exporter.node_check.result import Outcome, Result
 
@@ -215,7 +216,7 @@ def _ecc(gpu: Gpu, _: Sequence[Gpu]) -> Found:
     errors, pages = gpu.facts.uncorrected, gpu.facts.retired_pages
     if errors:
         advice = "Drain the node and reset the GPU; if errors return, replace it"
-        return "failed", f"{errors:.0f} uncorrected errors since the driver was loaded", "0", advice
+        return "failed", f"{count(round(errors), 'uncorrected error')} since the driver was loaded", "0", advice
     if pages is not None and pages >= RETIRED_PAGES:
         return "failed", f"{pages:.0f} retired pages", f"fewer than {RETIRED_PAGES}", "Replace the GPU"
     return UNKNOWN if errors is None else ("ok", "no uncorrected error", "", "")

@@ -115,6 +115,17 @@ def test_a_node_without_trouble_says_so(state_dir: Path, capsys: pytest.CaptureF
     assert printed(state_dir, capsys) == "Nothing happened to the GPUs, ports and nodes in the last 7 days.\n"
 
 
+@pytest.mark.parametrize("damage", [b"\0" * 1000, b"{}\n", b'{"version":0,"at":1,"part":{}}\n'])
+def test_a_damaged_file_is_not_a_node_without_trouble(
+    state_dir: Path, capsys: pytest.CaptureFixture[str], damage: bytes
+) -> None:
+    (state_dir / parts.FILE).write_bytes(damage)
+    assert show(state_dir, 7.0, is_json=True) == 2
+    assert "no entry can be read" in capsys.readouterr().err
+    (state_dir / parts.FILE).write_bytes(b"")
+    assert show(state_dir, 7.0, is_json=True) == 0
+
+
 @pytest.mark.parametrize(("days", "path"), [(7.0, "missing"), (7.0, "."), (0.0, "."), (float("nan"), "."), (-1.0, ".")])
 def test_what_is_missing_is_named(state_dir: Path, capsys: pytest.CaptureFixture[str], days: float, path: str) -> None:
     assert show(state_dir / path, days, is_json=False) == 2

@@ -61,6 +61,10 @@ def test_a_gpu_that_is_slower_than_its_peers_fails_with_both_numbers() -> None:
     assert "GPU 3 (GPU-3): matmul: 693 TFLOP/s, 70% of the median; expected: at least 842 TFLOP/s, 85% of" in line
 
 
+def test_one_error_is_named_in_the_singular() -> None:
+    assert "ecc: 1 uncorrected error since" in wrong(gpu(0, about={"uncorrected": 1.0}))[0, "ecc"].line
+
+
 def test_the_spread_of_healthy_gpus_does_not_fail() -> None:
     assert wrong(gpu(0, rate=1.04), gpu(1, rate=0.98), gpu(2), gpu(3, rate=0.92)) == {}
 
