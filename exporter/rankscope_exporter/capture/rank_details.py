@@ -1,4 +1,4 @@
-"""Where one rank stands and what it waits for, as ends of a sentence."""
+"""The words for where one rank stands and what it waits for, as ends of a sentence."""
 
 from __future__ import annotations
 
