@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rankscope.cli.printable import printable
 from rankscope.cli.stack_groups import StackGroup, group_stacks
@@ -21,6 +21,7 @@ from rankscope_exporter.diagnosis.waits import (
     with_unused_groups,
 )
 from rankscope_exporter.hangs.records import HANGS_AFTER, PAIRWISE, find_positions, ranks_of_groups
+from rankscope_exporter.hangs.words import UNKNOWN
 from rankscope_exporter.report.describe import FAILED
 
 OPERATIONS_NAMED, RANKS_NAMED = 3, 8
@@ -38,7 +39,7 @@ def sentence(request: Request, ranks: Sequence[CapturedRank]) -> str:
     different = _different(living) if is_unclear and not unlike else None
     named = rank or unlike or different
     others = [one for one in living if one is not named]
-    subject = _ring(request.found, living, positions) if is_unclear and not named else ""
+    subject = _several(request.found, living, positions) if is_unclear and not named else ""
     subject = subject or (_unlike(request.found, unlike) if unlike else _subject(request, rank, different, ranks))
     *most, last = [*details(named, positions, others)] or [""]
     if last:
@@ -63,25 +64,30 @@ def _blamed(found: Found | None, living: Sequence[CapturedRank], positions: Sequ
 
 def _in_another_operation(living: Sequence[CapturedRank], positions: Sequence[Position]) -> CapturedRank | None:
     """Return the only rank that is in another operation than the others for the same collective of their group."""
-    own = [(one.rank, one.waits_in) for one in positions if one.waits_in and one.waits_in.name not in PAIRWISE]
-    if len(own) < max(len(living), 3) or len({(wait.group, wait.number) for _, wait in own}) > 1:
-        return None
-    names = [wait.name for _, wait in own]
-    alone = {rank for rank, wait in own if names.count(wait.name) == 1}
-    return next((one for one in living if {one.number} == alone and len({*names}) == 2), None)
+    called = _called(living, positions)
+    alone = [ranks[0] for ranks in called.values() if len(ranks) == 1] if len(called) == 2 else []
+    return next((one for one in living if [one.number] == alone), None)
 
 
-def _ring(found: Found | None, living: Sequence[CapturedRank], positions: Sequence[Position]) -> str:
-    """Return that some ranks block the others and wait for each other; empty if it is not so."""
+def _called(living: Sequence[CapturedRank], positions: Sequence[Position]) -> Mapping[str, Sequence[int]]:
+    """Return the ranks by their operation; nothing unless all are in the same collective of the same group."""
+    by_name: dict[str, list[int]] = defaultdict(list)
+    own = [(one.rank, one.waits_in) for one in positions if one.waits_in]
+    for rank, wait in own:
+        by_name[wait.name].append(rank)
+    is_same = len({(wait.group, wait.number) for _, wait in own}) == 1 and len(own) == len(living)
+    return by_name if is_same and not {*PAIRWISE, UNKNOWN} & by_name.keys() else {}
+
+
+def _several(found: Found | None, living: Sequence[CapturedRank], positions: Sequence[Position]) -> str:
+    """Return what several ranks do that none of them is to blame for; empty without such ranks."""
     late = blocking_ranks(waits(positions, ranks_of_groups([one.recorded for one in living])))
-    if not len(late) == 1 < len(late[0]):
-        return ""
-    seconds = duration(found.seconds if found else _idle(living))
-    return (
-        f"R{_ranks([*late[0]])[1:]} wait for each other (no progress for {seconds})"
-        if len(late[0]) <= RANKS_NAMED
-        else ""
-    )
+    seconds = duration(found.seconds if found else _idle(living)) if living else ""
+    if len(_called(living, positions)) > 1:
+        return f"The ranks have called different collectives (no progress for {seconds})"
+    if len(late) == 1 and 1 < len(late[0]) <= RANKS_NAMED:
+        return f"R{_ranks([*late[0]])[1:]} wait for each other (no progress for {seconds})"
+    return ""
 
 
 def _unlike(found: Found | None, rank: CapturedRank) -> str:

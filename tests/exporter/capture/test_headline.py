@@ -218,7 +218,10 @@ def test_a_rank_in_another_collective_than_all_others_is_named() -> None:
         "it is in broadcast 512 and stands in train.py:40 in read_loss; ranks 1, 2 and 3 wait in all_reduce 512."
     )
     alike = [rank(number, slots=broadcast if number < 2 else {}) for number in range(4)]
-    assert sentence(request(INSIDE), alike).startswith("Every rank is inside a collective (no progress for 2.6 min); ")
+    assert sentence(request(INSIDE), alike) == (
+        "The ranks have called different collectives (no progress for 2.6 min); "
+        "ranks 2 and 3 wait in all_reduce 512; ranks 0 and 1 wait in broadcast 512."
+    )
 
 
 def test_before_an_exception_the_rank_that_finished_too_early_is_named() -> None:
