@@ -139,7 +139,17 @@ def _subject(
         return "No rank on this node is alive"
     if (seconds := _idle(living)) < HANGS_AFTER:
         return f"The run may not hang: a rank has made progress {seconds:.1f} s ago"
-    return f"No rank on this node has made progress for {duration(seconds)}"
+    return f"No rank on this node has made progress for {duration(seconds)}{_hidden(living, ranks)}"
+
+
+def _hidden(living: Sequence[CapturedRank], ranks: Sequence[CapturedRank]) -> str:
+    """Return the ranks of the same groups that have no record here, as an addition in parentheses."""
+    members = {rank for group in ranks_of_groups([one.recorded for one in living]).values() for rank in group}
+    hidden = members - {one.number for one in ranks}
+    if not 0 < len(hidden) <= RANKS_NAMED:
+        return ""
+    are = "is" if len(hidden) == 1 else "are"
+    return f" ({_ranks([*hidden])} {are} not visible here: on another node, ended, or not yet training)"
 
 
 def _failed(ranks: Sequence[CapturedRank]) -> CapturedRank | None:

@@ -285,3 +285,8 @@ def test_no_other_rank_is_named_if_the_diagnosis_names_one_that_has_ended() -> N
     storing = rank(0, process=process("read of /mnt/x"))
     text = sentence(request(found), [storing, rank(1), rank(3), rank(2, 511.0, alive=False)])
     assert text == f"{found.short} (no progress for 2.6 min); ranks 0, 1 and 3 wait in all_reduce 512."
+
+
+def test_a_rank_without_a_record_is_named_if_no_other_one_is() -> None:
+    text = sentence(request(None), [rank(number) for number in (0, 1, 3)])
+    assert "(rank 2 is not visible here: on another node, ended, or not yet training); ranks 0, 1 and 3 wait" in text
