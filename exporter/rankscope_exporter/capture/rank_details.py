@@ -43,7 +43,7 @@ def _by_kernel(rank: CapturedRank, others: Sequence[CapturedRank], *, is_in_oper
         yield "waits for the GIL, which another thread holds"
     elif waiters := len(rank.gil_waiters):
         yield f"keeps {count(waiters, 'other thread')} waiting for the GIL"
-    elif rank.recorded.snapshot.phase == "data_wait" and rank.waits_for_workers:
+    elif rank.waits_for_workers:
         yield _workers(rank)
     elif not (wait or is_in_operation) and (wait := other_wait(main)):
         yield f"waits {wait}"

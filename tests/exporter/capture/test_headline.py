@@ -290,3 +290,10 @@ def test_no_other_rank_is_named_if_the_diagnosis_names_one_that_has_ended() -> N
 def test_a_rank_without_a_record_is_named_if_no_other_one_is() -> None:
     text = sentence(request(None), [rank(number) for number in (0, 1, 3)])
     assert "(rank 2 is not visible here: on another node, ended, or not yet training); ranks 0, 1 and 3 wait" in text
+
+
+def test_loader_workers_of_an_evaluation_are_named_too() -> None:
+    phase = {"collective_op": 0.0, "phase": float(layout.PHASES.index("evaluation"))}
+    workers = process("futex", "S (sleeping)", process("read of /mnt/x"))
+    text = said(rank(2, 511.0, slots=phase, process=workers, stacks=OF_WORKERS))
+    assert "waits for its loader worker (pid 7), which waits in a read of /mnt/x; ranks 0, 1 and 3 wait" in text
