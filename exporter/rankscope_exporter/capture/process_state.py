@@ -18,7 +18,7 @@ from rankscope.cli.printable import printable
 from rankscope.record.process_stat import PROCFS
 from rankscope.record.stopped import is_stopped
 
-READ_LIMIT = 8192
+READ_LIMIT, MAPS_LIMIT = 8192, 2**20
 THREADS_LIMIT, WORKERS_LIMIT = 64, 32
 STATUS = ("Name", "State", "Threads", "VmRSS", "VmSwap", "SigBlk", "SigCgt", "Cpus_allowed_list")
 """The lines of /proc/PID/status that are kept."""
@@ -74,6 +74,8 @@ class ThreadState:
     """The number of times that it began to wait."""
     run_queue: float = 0.0
     """Seconds for which it has waited for a CPU."""
+    address: int = 0
+    """The first argument of its system call, which is an address in a futex; 0 if hidden."""
 
     @property
     def line(self) -> str:
@@ -96,6 +98,8 @@ class ProcessState:
     """Its children of the same user, such as loader workers, with their main threads."""
     is_stopped: bool = False
     """Whether a child is stopped: by a signal, a debugger or a cgroup's freezer."""
+    maps: str = ""
+    """Its mappings as in /proc/PID/maps; empty if this user may not read them."""
 
     @property
     def main(self) -> ThreadState | None:
@@ -125,7 +129,8 @@ def read_process(directory: int, pid: int, owner: int, procfs: Path = PROCFS) ->
     children = _read(directory, f"task/{pid}/children").split()[:WORKERS_LIMIT]
     workers = (_worker(int(child), pid, owner, procfs) for child in children if child.isdecimal())
     found = tuple(worker for worker in workers if worker)
-    return ProcessState(pid, _start(directory), _status(directory), _command(directory), threads, found)
+    maps = _read(directory, "maps", MAPS_LIMIT)
+    return ProcessState(pid, _start(directory), _status(directory), _command(directory), threads, found, maps=maps)
 
 
 def _worker(pid: int, parent: int, owner: int, procfs: Path) -> ProcessState | None:
@@ -164,15 +169,17 @@ def _thread(directory: int, number: int) -> ThreadState:
     fields = _fields(_read(directory, f"{task}/status"))
     channel = _read(directory, f"{task}/wchan").strip()
     switches = fields.get("voluntary_ctxt_switches", "0")
+    call = _read(directory, f"{task}/syscall")
     return ThreadState(
         number=number,
         name=fields.get("Name", ""),
         state=fields.get("State", "gone"),
-        call=_call(directory, _read(directory, f"{task}/syscall")),
+        call=_call(directory, call),
         wait_channel="" if channel == "0" else channel,
         stack=_read(directory, f"{task}/stack").strip(),
         switches=int(switches) if switches.isdecimal() else 0,
         run_queue=_run_queue(_read(directory, f"{task}/schedstat")),
+        address=_first_argument(call),
     )
 
 
@@ -180,6 +187,11 @@ def _run_queue(text: str) -> float:
     """Return the seconds in a run queue of /proc/PID/task/TID/schedstat; 0 if the kernel does not count them."""
     fields = text.split()
     return int(fields[1]) / 1e9 if len(fields) == 3 and fields[1].isdecimal() else 0.0
+
+
+def _first_argument(text: str) -> int:
+    number, *arguments = text.split() or [""]
+    return int(arguments[0], 16) if number.isdecimal() and arguments else 0
 
 
 def _call(directory: int, text: str) -> str:
@@ -216,15 +228,19 @@ def _fields(text: str) -> dict[str, str]:
     return {name: " ".join(value.split()) for name, _, value in pairs}
 
 
-def _read(directory: int, name: str) -> str:
+def _read(directory: int, name: str, limit: int = READ_LIMIT) -> str:
     """Return the first bytes of a file below the directory; nothing if it cannot be read."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
         return ""
+    parts: list[bytes] = []
     try:
-        return os.read(descriptor, READ_LIMIT).decode(errors="replace")
+        while limit > 0 and (part := os.read(descriptor, limit)):  # the kernel gives a page of `maps` at a time
+            parts.append(part)
+            limit -= len(part)
     except OSError:
         return ""
     finally:
         os.close(descriptor)
+    return b"".join(parts).decode(errors="replace")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 from rankscope_exporter.capture.process_state import LOCKS, ON_FILES, OUTPUT, STORAGE, ProcessState, ThreadState
 
@@ -25,6 +27,8 @@ SHORTEST = 0.05
 """The fewest seconds that count."""
 GIL_RATES = 100.0, 250.0
 """The fewest and the most waits per second of a thread that waits for the interpreter's lock."""
+MAPPING = re.compile(r"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) \S+ \S+ \S+ \d+ *(.*)$", re.MULTILINE)
+"""A line of /proc/PID/maps: begin, end and file."""
 
 
 def storage_file(call: str) -> str:
@@ -56,12 +60,25 @@ def threads_for_gil(before: ProcessState, after: ProcessState, seconds: float) -
     """Return the threads that wait for the interpreter's lock (GIL), by two readings so many seconds apart.
 
     Python's `take_gil` waits for it 5 ms at a time, in a futex: 200 times a second. Waits for anything else are longer,
-    and those of gloo are not in a futex.
+    and those of gloo are not in a futex. A script that waits for 5 ms at a time does so in a lock, which is on the heap
+    or a stack, and not among the interpreter's variables.
     """
     then = {one.number: one for one in before.threads}
     in_futex = [one for one in after.threads if one.call == "futex" and one.number in then]
-    rates = {one.number: _waits_per_second(then[one.number], one, seconds) for one in in_futex}
-    return frozenset(number for number, rate in rates.items() if GIL_RATES[0] <= rate <= GIL_RATES[1])
+    rates = {one: _waits_per_second(then[one.number], one, seconds) for one in in_futex}
+    often = [one for one, rate in rates.items() if GIL_RATES[0] <= rate <= GIL_RATES[1]]
+    return frozenset(one.number for one in often if _is_interpreters(one.address, after.maps))
+
+
+def _is_interpreters(address: int, maps: str) -> bool:
+    """Return whether an address is in the variables of the program `python` or of its library."""
+    file, last = "", 0
+    for begin, end, name in MAPPING.findall(maps):
+        # Variables without a value at the start follow the file, in a mapping without a name.
+        file, first, last = name or file * (int(begin, 16) == last), int(begin, 16), int(end, 16)
+        if first <= address < last:
+            return "python" in PurePosixPath(file).name
+    return False
 
 
 def _waits_per_second(then: ThreadState, now: ThreadState, seconds: float) -> float:

@@ -218,22 +218,26 @@ def test_a_rank_in_another_collective_than_all_others_is_named() -> None:
         "it is in broadcast 512 and stands in train.py:40 in read_loss; ranks 1, 2 and 3 wait in all_reduce 512."
     )
     alike = [rank(number, slots=broadcast if number < 2 else {}) for number in range(4)]
-    assert sentence(request(INSIDE), alike).startswith("Every rank is inside a collective (no progress for 2.6 min); ")
+    assert sentence(request(INSIDE), alike) == (
+        "The ranks have called different collectives (no progress for 2.6 min); "
+        "ranks 2 and 3 wait in all_reduce 512; ranks 0 and 1 wait in broadcast 512."
+    )
 
 
 def test_before_an_exception_the_rank_that_finished_too_early_is_named() -> None:
     failed = Found("crash", "exception", 0, "", "Rank 0 (node-a, GPU 0) ended with an exception", 4.0, "", "", True)
     ended = {"ended": layout.EXCEPTION, "ended_unix": 9.0}
-    failures = [rank(number, alive=False, slots=ended) for number in (0, 1, 3)]
+    failures = [rank(number, alive=False, slots={**ended, "steps": 40.0}) for number in (0, 1, 3)]
 
-    def crashed(issued: float, at: float) -> str:
-        slots = {"ended": layout.FINISHED, "ended_unix": at}
+    def crashed(issued: float, at: float, steps: float = 40.0) -> str:
+        slots = {"ended": layout.FINISHED, "ended_unix": at, "steps": steps}
         return sentence(request(failed), [*failures, rank(2, issued, alive=False, slots=slots)])
 
     assert crashed(511.0, 8.0) == (
         "Rank 2 (node-a, GPU 2) finished with fewer collectives than the other ranks, "
         "and then rank 0 (node-a, GPU 0) ended with an exception 4 s ago."
     )
+    assert "finished with fewer steps than the other ranks, and then" in crashed(512.0, 8.0, 39.0)
     for text in (crashed(512.0, 8.0), crashed(511.0, 10.0)):
         assert text == "Rank 0 (node-a, GPU 0) ended with an exception 4 s ago."
 
@@ -247,3 +251,49 @@ def test_a_thread_that_waits_for_storage_is_named_if_no_other_rank_has_one() -> 
     assert "waits for a lock or another thread and has a thread that waits in a read of /mnt/x;" in said(prefetching)
     ranks = [rank(0, process=threads("futex", "read of /tmp/pipe")), rank(1), prefetching, rank(3)]
     assert "has a thread" not in sentence(request(), ranks)
+
+
+def test_without_a_diagnosis_the_first_failure_is_named() -> None:
+    def failed(number: int, at: float) -> CapturedRank:
+        return rank(number, alive=False, slots={"ended": layout.EXCEPTION, "ended_unix": at})
+
+    ranks = [failed(0, 9.0), failed(1, 8.0), failed(2, 10.0)]
+    assert sentence(request(None), ranks) == "Rank 1 (node-a, GPU 1) ended with an exception."
+    assert sentence(request(None), [*ranks, rank(3, alive=False)]) == "Rank 3 (node-a, GPU 3) was killed."
+
+
+def test_ranks_that_wait_for_each_other_are_named() -> None:
+    def waiting(number: int, group: int, *issued: float) -> CapturedRank:
+        slots = {"collective_op": ALL_REDUCE, "collective_group": float(group), "started_monotonic": 1.0}
+        snapshot = rank_snapshot(slots, rank=str(number), groups=["0-2", "0,2"], world_size="3")
+        begin = layout.INDEX["group_collectives"]
+        values = (*snapshot.slots[:begin], *issued, *snapshot.slots[begin + len(issued) :])
+        place = WantedRank(number, "x", f"Rank {number}")
+        return CapturedRank(place, RecordedRank(replace(snapshot, slots=values), 1000))
+
+    ranks = [waiting(0, 0, 46.0, 0.0), waiting(1, 0, 46.0, 0.0), waiting(2, 1, 45.0, 1.0)]
+    assert sentence(request(INSIDE), ranks) == (
+        "Ranks 0 and 2 wait for each other (no progress for 2.6 min); "
+        "ranks 0 and 1 wait in all_reduce 46; rank 2 waits in all_reduce 1."
+    )
+
+
+def test_no_other_rank_is_named_if_the_diagnosis_names_one_that_has_ended() -> None:
+    found = replace(
+        STUCK, cause="finished", short="Rank 2 (node-a, GPU 2) has finished, and the other ranks wait for it"
+    )
+    storing = rank(0, process=process("read of /mnt/x"))
+    text = sentence(request(found), [storing, rank(1), rank(3), rank(2, 511.0, alive=False)])
+    assert text == f"{found.short} (no progress for 2.6 min); ranks 0, 1 and 3 wait in all_reduce 512."
+
+
+def test_a_rank_without_a_record_is_named_if_no_other_one_is() -> None:
+    text = sentence(request(None), [rank(number) for number in (0, 1, 3)])
+    assert "(rank 2 is not visible here: on another node, ended, or not yet training); ranks 0, 1 and 3 wait" in text
+
+
+def test_loader_workers_of_an_evaluation_are_named_too() -> None:
+    phase = {"collective_op": 0.0, "phase": float(layout.PHASES.index("evaluation"))}
+    workers = process("futex", "S (sleeping)", process("read of /mnt/x"))
+    text = said(rank(2, 511.0, slots=phase, process=workers, stacks=OF_WORKERS))
+    assert "waits for its loader worker (pid 7), which waits in a read of /mnt/x; ranks 0, 1 and 3 wait" in text

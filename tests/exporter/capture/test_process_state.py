@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,12 +84,46 @@ time.sleep(10)
     assert len(workers) == (1 if os.geteuid() == 0 else 2)
 
 
-def thread(number: int, switches: int, call: str = "futex") -> ThreadState:
-    return ThreadState(number, "python", "S (sleeping)", call, "", "", switches)
+MAPS = """\
+1000-2000 rw-p 00003000 fe:00 26723      /usr/bin/python3.11
+2000-3000 rw-p 00000000 00:00 0
+4000-5000 rw-p 00000000 00:00 0          [heap]
+5000-6000 rw-p 00000000 00:00 0
+70"""
+
+
+def thread(number: int, switches: int, call: str = "futex", address: int = 0x2008) -> ThreadState:
+    return ThreadState(number, "python", "S (sleeping)", call, "", "", switches, address=address)
 
 
 def process(*threads: ThreadState) -> ProcessState:
-    return ProcessState(1, 1, "", "", threads)
+    return ProcessState(1, 1, "", "", threads, maps=MAPS)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_gil"), [(0x1008, True), (0x2008, True), (0x4008, False), (0x5008, False), (0, False)]
+)
+def test_only_a_variable_of_the_interpreter_is_the_gil(address: int, is_gil: bool) -> None:
+    before, after = (process(thread(2, switches, address=address)) for switches in (0, 100))
+    assert threads_for_gil(before, after, 0.5) == ({2} if is_gil else set())
+
+
+def test_a_thread_that_waits_for_an_event_as_briefly_does_not_wait_for_the_gil() -> None:
+    code = """
+import threading, time
+def poll():
+    while True:
+        threading.Event().wait(0.005)
+threading.Thread(target=poll, daemon=True).start()
+print("ready", flush=True)
+time.sleep(60)
+"""
+    with running(*python(code)) as polling:
+        before = state(polling.pid, os.geteuid())
+        after, began = before, time.monotonic()
+        while sum(one.switches for one in after.threads[1:]) - sum(one.switches for one in before.threads[1:]) < 50:
+            after = state(polling.pid, os.geteuid())
+    assert threads_for_gil(before, after, time.monotonic() - began) == frozenset()
 
 
 def test_a_thread_that_wakes_up_each_five_milliseconds_in_a_futex_waits_for_the_gil() -> None:
