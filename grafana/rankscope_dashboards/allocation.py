@@ -69,7 +69,8 @@ GPUS = table_of(
         Query(f'sum by (gpu) (rankscope_gpu_ecc_errors_total{{{HERE},kind="uncorrected"}})'),
         Query(
             "max by (gpu) (sum by (uuid) (max by (instance, uuid) (rankscope_gpu_culprit_runs))"
-            f" * on (uuid) group_right () max by (gpu, uuid) (rankscope_gpu_info{{{HERE}}}))"
+            f" * on (uuid) group_right () max by (gpu, uuid) (rankscope_gpu_info{{{HERE}}}))",
+            rare=True,
         ),
     ],
     [

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 Undo = Callable[[], None]
+_INHERITED = object()
+"""What an owner has that inherits the attribute."""
+_COVERED: dict[int, tuple[Any, Any]] = {}
+"""Undone replacements below a later patch, by their `id`, with what was there before."""
 
 
 def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
@@ -15,18 +19,21 @@ def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable
     The original comes from `owner.__dict__` if it is there: for a method of a C++ class, getattr returns another
     object, and restoring that would break the class.
     """
-    inherited = name not in vars(owner)
-    stored = getattr(owner, name) if inherited else vars(owner)[name]
+    below: Any = vars(owner).get(name, _INHERITED)
     replacement = functools.wraps(getattr(owner, name))(make(getattr(owner, name)))
     setattr(owner, name, replacement)
 
     def undo() -> None:
-        # A later patch by other code stays; our replacement inside it does no harm.
         if vars(owner).get(name) is not replacement:
+            # A later patch stays. If it is one of ours, its undo restores what was there before this one.
+            _COVERED[id(replacement)] = replacement, below
             return
-        if inherited:
+        restored = below
+        while id(restored) in _COVERED:
+            _, restored = _COVERED.pop(id(restored))
+        if restored is _INHERITED:
             delattr(owner, name)
         else:
-            setattr(owner, name, stored)
+            setattr(owner, name, restored)
 
     return undo

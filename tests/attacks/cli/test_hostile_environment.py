@@ -47,7 +47,7 @@ def test_a_name_outside_the_terminals_encoding_is_printed(run_dir: Path) -> None
     with living_rank(run_dir, run="gr\u00f6\u00dfer"):
         answer = rankscope("stacks", PYTHONIOENCODING="ascii", PATH="/nowhere")
     assert "Traceback" not in answer.stderr
-    assert r"=== run gr\xf6\xdfer, rank 0" in answer.stdout
+    assert r"=== run gr\xf6\xdfer: 1 rank" in answer.stdout
 
 
 @pytest.mark.parametrize("name", [ESCAPES, "a\nb", "\udcff"])

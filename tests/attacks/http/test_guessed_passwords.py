@@ -59,4 +59,5 @@ def test_a_remembered_password_does_not_wait(protected: Path, checked: list[byte
         attackers = [stack.enter_context(request(port, **alice(f"guess {guess}"))) for guess in range(GUESSES)]
         assert scrape(port, **alice("right")) == 200
         assert checked.count(b"right") == 1
-        assert set(statuses(attackers)) == {401, 503}
+        # 0: on a busy machine, an answer is read too late, and the server has closed the connection.
+        assert {401, 503} <= set(statuses(attackers)) <= {0, 401, 503}
