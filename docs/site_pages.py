@@ -107,7 +107,7 @@ def _target(path: Path, here: str) -> str:
     page = FROM_ROOT.get(name) or name.removeprefix("docs/")
     if name.startswith("docs/") and (ROOT / name).is_dir():
         page += "/index.md" if page in INDEXES else "/README.md"
-    elif page == name or not page.endswith((".md", ".svg")):
+    elif page == name or not page.endswith((".md", ".svg", ".png")):
         return REPOSITORY + name
     return posixpath.relpath(page, here)
 

@@ -98,6 +98,7 @@ def test_drawings_are_inline_and_recorded_pictures_keep_their_own_colors(site: P
     assert re.findall(r'<img[^>]*src="([^"]+)"', (site / "index.html").read_text()) == [
         "pictures/top.svg",
         "pictures/notification.svg",
+        "pictures/rankscope-run.png",
     ]
     assert "<style>" in (site / "pictures/top.svg").read_text()
     assert 'aria-label="' in (site / "concepts/index.html").read_text()
