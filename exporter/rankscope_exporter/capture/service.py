@@ -112,6 +112,8 @@ class CaptureService:
         """The places of torch's dumps of captured runs."""
         self._written, self._failed = Counter[str](), Counter[str]()
         self._logged = ""
+        self._process: subprocess.Popen[str] | None = None
+        """The last process. It may wait for a file system without end, and then cannot be killed."""
         self._prune_at = monotonic()
         self.worker = Worker("capture", INTERVAL, self.capture_next, "cannot capture")
 
@@ -181,14 +183,11 @@ class CaptureService:
         }
         before = self._cpu_clock()
         try:
-            done = subprocess.run(  # noqa: S603 - this program
-                PROGRAM, input=json.dumps(job), capture_output=True, text=True, timeout=WITHIN, check=True, cwd="/"
-            )
-            answer: dict[str, Any] = json.loads(done.stdout)
-        except subprocess.TimeoutExpired:
-            answer = {"reason": "timeout", "error": f"not ready after {WITHIN:.0f} s"}
-        except (subprocess.CalledProcessError, OSError, ValueError) as error:
-            answer = {"reason": "error", "error": printable(str(getattr(error, "stderr", "") or error)[-ERROR_LIMIT:])}
+            answer: dict[str, Any] = json.loads(self._output(json.dumps(job)))
+        except TimeoutError as error:
+            answer = {"reason": "timeout", "error": str(error)}
+        except (OSError, ValueError) as error:
+            answer = {"reason": "error", "error": printable(str(error)[-ERROR_LIMIT:])}
         self._budget.spend(self._cpu_clock() - before)
         if "reason" in answer and "name" not in answer:
             self._fail(answer["reason"], answer["error"])
@@ -196,6 +195,22 @@ class CaptureService:
         self._logged = ""
         self._show(answer["kept"])
         return answer if request else None
+
+    def _output(self, job: str) -> str:
+        """Return what the process prints. Raise ValueError with what it complains about, or TimeoutError."""
+        if self._process and self._process.poll() is None:
+            raise TimeoutError("the process of the last capture does not end")
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(PROGRAM, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd="/")  # noqa: S603 - ours
+        self._process = process
+        try:
+            output, errors = process.communicate(job, WITHIN)
+        except subprocess.TimeoutExpired as error:
+            process.kill()  # not waited for
+            raise TimeoutError(f"not ready after {WITHIN:.0f} s") from error
+        if process.returncode:
+            raise ValueError(errors or f"status {process.returncode}")
+        return output
 
     def _fail(self, reason: str, error: str) -> None:
         self._failed[reason] += 1

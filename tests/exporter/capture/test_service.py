@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,28 +34,28 @@ class Program:
     pruned: int = 0
     """How often it only removed and listed captures."""
 
-    def run(self, _command: object, *, input: str, **_: object) -> SimpleNamespace:  # noqa: A002 - subprocess's name
-        job = json.loads(input)
+    def output(self, _service: CaptureService, text: str) -> str:
+        job = json.loads(text)
         self.cpu += self.takes
         if isinstance(self.error, Exception):
             raise self.error
         if self.error:
-            return SimpleNamespace(stdout=json.dumps(self.error))
+            return json.dumps(self.error)
         if not job["request"]:
             self.pruned += 1
-            return SimpleNamespace(stdout=json.dumps({"kept": []}))
+            return json.dumps({"kept": []})
         request = json.loads(job["request"])
         self.captured.append(request)
         name = f"{request['run']}-{len(self.captured)}"
         kept = [[name, 2e9, request["label"], str(request["owner"]), 10, "It hangs."]]
         answer = {"name": name, "reason": "hang", "seconds": 1.0, "bytes": 10, "kept": kept, "dumps": [{"rank": 0}]}
-        return SimpleNamespace(stdout=json.dumps(answer))
+        return json.dumps(answer)
 
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> Program:
     made = Program()
-    monkeypatch.setattr(service.subprocess, "run", made.run)
+    monkeypatch.setattr(CaptureService, "_output", lambda *arguments: made.output(*arguments))
     return made
 
 
@@ -204,8 +202,8 @@ def test_a_standstill_whose_capture_failed_is_not_captured_at_its_finding(
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (subprocess.TimeoutExpired("x", 1.0), "timeout"),
-        (subprocess.CalledProcessError(1, "x", stderr="Traceback"), "error"),
+        (TimeoutError("not ready"), "timeout"),
+        (ValueError("Traceback"), "error"),
         (OSError("no memory"), "error"),
     ],
 )
@@ -228,3 +226,35 @@ def test_users_take_turns(run_dir: Path, captures: CaptureService, program: Prog
         captures.capture_next()
     assert [request["owner"] for request in program.captured] == [int(UID)]
     assert len(captures._waiting) == len(flood) - 1
+
+
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> CaptureService:
+    """Return a service whose process runs a shell script."""
+    monkeypatch.setattr(service, "PROGRAM", ("sh", "-c", script))
+    return CaptureService(CaptureFlags(capture_dir=tmp_path), "node-a")
+
+
+def test_the_complaint_of_the_process_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing(tmp_path, monkeypatch, "echo no space left >&2; exit 1").capture_next()
+    assert "no space left" in caplog.text
+
+
+def test_a_process_that_cannot_be_killed_is_not_waited_for_and_stays_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = failing(tmp_path, monkeypatch, f"echo $$ >> {tmp_path}/pids; exec sleep 1000")
+    monkeypatch.setattr(service, "WITHIN", 0.5)
+    with monkeypatch.context() as undying:
+        undying.setattr(service.subprocess.Popen, "kill", lambda _: None)
+        for _ in range(3):
+            captures._prune_at = 0.0
+            captures.capture_next()
+    process = captures._process
+    assert process
+    assert process.poll() is None
+    assert (tmp_path / "pids").read_text().split() == [str(process.pid)]
+    assert captures._failed["timeout"] == 3
+    process.kill()
+    process.communicate()
