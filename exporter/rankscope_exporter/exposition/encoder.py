@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client.core import Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from rankscope_exporter.exposition.metric import Declaration, WrittenFamily
 
@@ -22,13 +20,11 @@ class Encoder:
         self._heads: dict[str, bytes] = {}  # by metric name
 
     def render(self, families: Iterable[Metric]) -> bytes:
-        """Return the whole body. prometheus_client renders families of its own type."""
+        """Return the whole body."""
         parts: list[bytes] = []
         for family in families:
-            if isinstance(family, WrittenFamily):
-                parts += (self._heads.get(family.declared.name) or self._head(family.declared), family.text)
-            else:
-                parts.append(self._foreign(family))
+            assert isinstance(family, WrittenFamily)
+            parts += (self._heads.get(family.declared.name) or self._head(family.declared), family.text)
         if self._openmetrics:
             parts.append(EOF)
         return b"".join(parts)
@@ -42,21 +38,3 @@ class Encoder:
                 name, kind = (name.removesuffix(TOTAL), kind) if name.endswith(TOTAL) else (name, "unknown")
         head = self._heads[declared.name] = f"# HELP {name} {text}\n# TYPE {name} {kind}\n".encode()
         return head
-
-    def _foreign(self, family: Metric) -> bytes:
-        registry = Collected([family])
-        if not self._openmetrics:
-            return generate_latest(registry)
-        body: bytes = generate_openmetrics(registry)
-        return body.removesuffix(EOF)
-
-
-class Collected:
-    """Minimal registry for prometheus_client's encoders."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the families."""
-        return self._families

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from tests.exporter.web.conftest import READY, running
 
+from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.node_facts.recorder import NodeFacts
 from rankscope_exporter.ranks.rank import Scan
@@ -35,9 +36,7 @@ class Large:
     def collect(self) -> Iterable[Metric]:
         self._before()
         self.reads += 1
-        family = GaugeMetricFamily("rankscope_large", "Large.", labels=["text"])
-        family.add_metric(["x" * self._size], self.reads)
-        return [family]
+        return [Declaration("gauge", "rankscope_large", "Large.", ("text",)).family({"x" * self._size: self.reads})]
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 import pytest
-from prometheus_client import core
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -45,14 +44,6 @@ def test_every_number_and_label_is_parsed_back(openmetrics: bool) -> None:
     assert (empty.name, empty.samples) == ("rankscope_empty", [])
     assert [family.type for family in (watts, seconds, alone)] == ["gauge", "counter", "gauge"]
     assert watts.documentation == GAUGE.help
-
-
-@pytest.mark.parametrize("openmetrics", [False, True])
-def test_families_of_prometheus_client_can_be_mixed_with_ours(openmetrics: bool) -> None:
-    foreign = core.InfoMetricFamily("rankscope_build", "An info.", {"version": "1"})
-    body = Encoder(openmetrics=openmetrics).render([ALONE.family(1), foreign, GAUGE.family({})]).decode()
-    assert 'rankscope_build_info{version="1"} 1.0\n' in body
-    assert body.count("# EOF") == openmetrics
 
 
 def test_a_family_has_the_samples_of_its_lines() -> None:

@@ -6,8 +6,9 @@ import gzip
 from collections.abc import Iterable
 
 import pytest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.exposition.scrape import OPENMETRICS, Scrape
 
 
@@ -15,7 +16,7 @@ class Good:
     name, help = "good", ""
 
     def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily("rankscope_good", "A value.", 7)
+        yield Declaration("gauge", "rankscope_good", "A value.").family(7)
 
 
 class Failing:
@@ -23,7 +24,7 @@ class Failing:
     is_broken = True
 
     def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily("rankscope_half", "A value before the failure.", 1)
+        yield Declaration("gauge", "rankscope_half", "A value before the failure.").family(1)
         if self.is_broken:
             raise OSError("the disk is gone")
 
