@@ -13,7 +13,7 @@ from rankscope_exporter.exposition.sample_cache import Texts
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector
 from rankscope_exporter.gpu.command_queue import CommandQueue
 from rankscope_exporter.gpu.device_sampler import DeviceSampler, Timing
-from rankscope_exporter.gpu.lifecycle import Connection, Phase, PhaseEntry
+from rankscope_exporter.gpu.lifecycle import Phase, PhaseEntry
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.nvml.errors import DriverError
@@ -50,7 +50,8 @@ class Sampler:
         self._devices: dict[int, DeviceSampler] = {}
         self._watcher: XidWatcher | None = None
         self._entry = PhaseEntry(Phase.STARTING, self._timing.monotonic())
-        self._connection = Connection.ABSENT
+        self._is_connected = False
+        self._has_answered = False  # since the last failure; true also while reconnecting, until the answer is stale
         self._connected_at = self._answered_at = 0.0  # monotonic
         self._commands = CommandQueue()
         # The interval is 0 because `_run_once` waits for commands itself.
@@ -97,7 +98,7 @@ class Sampler:
     @property
     def nvml_up(self) -> bool:
         """True while the driver answers."""
-        return self._connection.has_answered and self._answered_at >= self._oldest()
+        return self._has_answered and self._answered_at >= self._oldest()
 
     @property
     def gpus_seen(self) -> int:
@@ -145,19 +146,19 @@ class Sampler:
 
     def supervise(self) -> None:
         """Check the driver once: connect it if needed, and run a thread for each of its GPUs."""
-        if not self._connection.is_open and not self._connect():
+        if not self._is_connected and not self._connect():
             return
         try:
             count = self._driver.device_count()
         except DriverError as error:
-            if self._connection.has_answered:
+            if self._has_answered:
                 logger.warning("driver stopped responding: %s", error)
             self.disconnect()
             self._forget_readings()
             return
-        if not self._connection.has_answered or count > self.gpus_expected:
+        if not self._has_answered or count > self.gpus_expected:
             logger.info("driver ready: %d GPUs", count)
-        self._connection, self._answered_at = Connection.ANSWERING, self._timing.monotonic()
+        self._has_answered, self._answered_at = True, self._timing.monotonic()
         self.gpus_expected = max(self.gpus_expected, count)
         self._start_threads(count)
         if self._should_reconnect():
@@ -178,7 +179,7 @@ class Sampler:
             self._watcher = None
         if stuck:
             return f"{', '.join(worker.name for worker in stuck)}: a driver call does not return"
-        self._connection, self._devices = self._connection.closed(), {}
+        self._is_connected, self._devices = False, {}
         return self._driver.close()
 
     def _release(self, seconds: float) -> None:
@@ -190,7 +191,7 @@ class Sampler:
         logger.warning("released all GPU handles for up to %g s", seconds)
 
     def _forget_readings(self) -> None:
-        self._connection = self._connection.silenced()
+        self._has_answered = False
         self._gpus.forget()
 
     def _reacquire(self) -> None:
@@ -214,10 +215,10 @@ class Sampler:
         self._entry.has_supervised = True
 
     def _connect(self) -> bool:
-        is_connected = self._driver.connect()
-        self._connection = self._connection.opened() if is_connected else Connection.ABSENT
+        self._is_connected = self._driver.connect()
+        self._has_answered = self._has_answered and self._is_connected
         self._connected_at = self._timing.monotonic()
-        return is_connected
+        return self._is_connected
 
     def _start_threads(self, count: int) -> None:
         for index in range(count):
