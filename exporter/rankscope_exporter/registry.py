@@ -13,7 +13,6 @@ from rankscope_exporter.capture.metrics import METRICS as CAPTURE_METRICS
 from rankscope_exporter.config import Config
 from rankscope_exporter.exposition import scrape
 from rankscope_exporter.exposition.collector import Collector, Described
-from rankscope_exporter.exposition.exporter import ExporterCollector
 from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.gpu.collector import GpuCollector, SampledCollector
 from rankscope_exporter.gpu.collectors import (
@@ -34,6 +33,7 @@ from rankscope_exporter.gpu.collectors import (
     processes,
     temperature,
 )
+from rankscope_exporter.gpu.collectors.exporter import ExporterCollector
 from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.rank_gpus import GpuFaults, RankGpu
 from rankscope_exporter.gpu.sampler import Sampler
@@ -115,8 +115,8 @@ def collectors(
 ) -> list[Collector]:
     """Return the collectors with these names, in the order of COLLECTORS, as a scrape calls them."""
     available: list[Collector] = [
-        *(SampledCollector(collector, sampler) for collector in gpus),
-        XidCollector(sampler),
+        *(SampledCollector(collector, sampler.texts) for collector in gpus),
+        XidCollector(sampler.xids),
         *ranks,
         ExporterCollector(sampler),
     ]

@@ -22,7 +22,7 @@ from testing.simulated_job import Job, SimulatedRank, lagging
 from testing.sysfs import interface, port
 from tests.exporter.conftest import START
 
-import rankscope_exporter.exposition.exporter as exporter_collector
+import rankscope_exporter.gpu.collectors.exporter as exporter_collector
 from rankscope.record import layout
 from rankscope.record.reader import read_rank
 from rankscope_exporter import registry

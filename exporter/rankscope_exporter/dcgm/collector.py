@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -15,20 +15,13 @@ from rankscope_exporter.exposition.metric import Declaration, Values
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector
 from rankscope_exporter.gpu.collectors import allocation, gpu, memory, mig
 from rankscope_exporter.gpu.collectors.gpu import Identity
-from rankscope_exporter.gpu.collectors.xid import XidEvents
 from rankscope_exporter.gpu.nvml.mig import MigInstance
+from rankscope_exporter.gpu.sampler import Sampler
 
 REQUIRED = {metric.source for metric in METRICS} | {gpu.COLLECTOR.name, mig.COLLECTOR.name, allocation.COLLECTOR.name}
 
 LabeledValues = dict[tuple[str, ...], float]
 """Numbers by the values of LABELS and of the metric's own labels."""
-
-
-class SampledGpus(XidEvents, Protocol):
-    """The part of the sampler's interface that this collector uses."""
-
-    def values(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
-        """Return the collector's reading of every GPU in the page's snapshot; None if there is none."""
 
 
 class Averages:
@@ -54,7 +47,7 @@ class DcgmCollector:
     name = "dcgm"
     help = "dcgm-exporter's default counters"
 
-    def __init__(self, averages: Averages, sampled: SampledGpus) -> None:
+    def __init__(self, averages: Averages, sampled: Sampler) -> None:
         self._averages = averages
         self._collectors = [collector for collector in averages.collectors if collector.name in REQUIRED]
         self._sampled = sampled

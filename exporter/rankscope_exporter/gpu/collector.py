@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from prometheus_client.core import Metric
 
@@ -101,21 +101,15 @@ class Cached(Generic[R]):
         return cast("R", self._reading)
 
 
-class Readings(Protocol):
-    """The last readings, kept for a page."""
-
-    def texts(self, collector: GpuCollector[Any]) -> list[Texts]:
-        """Return the collector's lines of every GPU ever seen. Raises the reader's unexpected exception."""
-
-
 class SampledCollector:
     """A GPU collector during a scrape: returns the readings that are kept and never calls the driver."""
 
-    def __init__(self, collector: GpuCollector[Any], readings: Readings) -> None:
+    def __init__(self, collector: GpuCollector[Any], texts: Callable[[GpuCollector[Any]], Sequence[Texts]]) -> None:
+        """`texts` returns the collector's lines of every GPU ever seen, or raises the reader's exception."""
         self.name = collector.name
         self._collector = collector
-        self._readings = readings
+        self._texts = texts
 
     def collect(self) -> Iterable[Metric]:
         """Return the current metrics."""
-        return families(self._collector.metrics, self._readings.texts(self._collector))
+        return families(self._collector.metrics, self._texts(self._collector))

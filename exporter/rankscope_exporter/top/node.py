@@ -43,7 +43,7 @@ def watch_node(run_dirs: Sequence[Path]) -> Iterator[Node]:
 def gpus_of(node: Node) -> Sequence[GpuReport]:
     """Return the reports of the GPUs."""
     node.sampler.take_snapshot()
-    families = [family for one in node.gpus for family in SampledCollector(one, node.sampler).collect()]
+    families = [family for one in node.gpus for family in SampledCollector(one, node.sampler.texts).collect()]
     now = time.time()
     gpus, parts = report_gpus(Values(families), node.reporter.look(), now), _history()
     runs = {part.uuid: culprit_runs(part, parts, now - WEEK) for part in parts}

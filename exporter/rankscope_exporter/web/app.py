@@ -15,6 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rankscope_exporter.exposition.scrape import Scrape, accepts_gzip, negotiate_format
+from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.node_facts.recorder import NodeFacts
 from rankscope_exporter.node_facts.wire import ANALYZER
 from rankscope_exporter.ranks.rank import Scan
@@ -23,7 +24,7 @@ from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.gpus import GpusReport, report_gpus
 from rankscope_exporter.report.runs import Reporter
 from rankscope_exporter.report.values import Values
-from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
+from rankscope_exporter.web.lifecycle import add_lifecycle
 from rankscope_exporter.web.pages import (
     METRICS,
     Pages,
@@ -85,7 +86,7 @@ class MetricsFirst:
 
 def create_app(
     scrape: Scrape,
-    gpus: Gpus,
+    gpus: Sampler,
     reporter: Reporter | None = None,
     facts: NodeFacts | None = None,
     *,

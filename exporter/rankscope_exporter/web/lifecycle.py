@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from rankscope_exporter.gpu.sampler import ReleaseError
+from rankscope_exporter.gpu.sampler import ReleaseError, Sampler
 
 DEFAULT_RELEASE = 900.0  # seconds: a reset takes about ten, a driver upgrade several minutes
 LONGEST_RELEASE = 86_400.0  # seconds: a forgotten release must not leave a machine without monitoring forever
 
 
-class Gpus(Protocol):
-    """The part of the sampler that these pages use."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether a scrape is complete."""
-
-    @property
-    def is_released(self) -> bool:
-        """Return whether the driver is closed on request."""
-
-    def release(self, seconds: float) -> None:
-        """Close the driver for at most `seconds` seconds. Raises ReleaseError."""
-
-    def resume(self) -> None:
-        """Open the driver before that time is over. Has no effect if it is open."""
-
-
-def add_lifecycle(app: FastAPI, gpus: Gpus, *, is_allowed: bool) -> None:
+def add_lifecycle(app: FastAPI, gpus: Sampler, *, is_allowed: bool) -> None:
     """Add the pages to the application. Unless `is_allowed`, requests to release the GPUs are rejected."""
 
     @app.api_route("/-/ready", methods=["GET", "HEAD"])

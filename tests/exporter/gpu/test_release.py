@@ -11,9 +11,9 @@ import pytest
 from testing.waiting import eventually
 from tests.exporter.gpu.conftest import PATIENT
 
-from rankscope_exporter.exposition.exporter import ExporterCollector
 from rankscope_exporter.gpu.collector import Gpu, SampledCollector
 from rankscope_exporter.gpu.collectors import gpu, load
+from rankscope_exporter.gpu.collectors.exporter import ExporterCollector
 from rankscope_exporter.gpu.device_sampler import Timing
 from rankscope_exporter.gpu.sampler import ReleaseError, Sampler
 from rankscope_exporter.registry import GPU_COLLECTORS
@@ -31,7 +31,7 @@ def threads() -> set[str]:
 def published(sampler: Sampler) -> set[str]:
     """Return the names of the GPUs' series."""
     sampler.take_snapshot()
-    collected = (SampledCollector(collector, sampler).collect() for collector in GPU_COLLECTORS)
+    collected = (SampledCollector(collector, sampler.texts).collect() for collector in GPU_COLLECTORS)
     return {sample.name for families in collected for family in families for sample in family.samples}
 
 

@@ -26,7 +26,7 @@ def uuids_published(sampler: Sampler) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     sampler.take_snapshot()
     for collector in GPU_COLLECTORS:
-        for family in SampledCollector(collector, sampler).collect():
+        for family in SampledCollector(collector, sampler.texts).collect():
             for sample in family.samples:
                 found.setdefault(sample.name, set()).add(sample.labels["uuid"])
     return found
@@ -193,7 +193,7 @@ def test_a_bug_in_a_collector_is_raised_only_when_it_is_collected(sampling):
     _, sampler = sampling("gpus: 1", collectors=(broken, temperature.COLLECTOR))
     sampler.take_snapshot()
     with pytest.raises(ZeroDivisionError, match="a mistake"):
-        SampledCollector(broken, sampler).collect()
+        SampledCollector(broken, sampler.texts).collect()
     assert sampler.readings(temperature.COLLECTOR)[FIRST] is not None
 
 

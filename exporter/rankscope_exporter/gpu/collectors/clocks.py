@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Reader, Tick
 from rankscope_exporter.gpu.nvml.device import CLOCK_DOMAINS, CLOCK_EVENT_REASONS, Device
 from rankscope_exporter.gpu.nvml.throttle import clock_event_seconds
 
@@ -49,21 +49,16 @@ class ThrottleMeter:
         return own | driver or None
 
 
-class ClocksReader:
-    """Reader of clocks and throttled time. Maximum clocks are read once."""
-
-    def __init__(self) -> None:
-        self._max = Cached(lambda device, _: _max_hertz(device))
-        self._throttle = ThrottleMeter()
-
-    def __call__(self, device: Device, tick: Tick) -> Clocks:
-        """Return the current clocks and the throttled time so far."""
-        return Clocks(
-            hertz={domain: device.clock(domain) for domain in CLOCK_DOMAINS},
-            max_hertz=self._max(device, tick),
-            performance_state=device.performance_state(),
-            throttled_seconds=self._throttle(device, tick),
-        )
+def reader() -> Reader[Clocks]:
+    """Return a reader of clocks, and of throttled time so far. It reads maximum clocks once."""
+    max_hertz = Cached(lambda device, _: _max_hertz(device))
+    throttle = ThrottleMeter()
+    return lambda device, tick: Clocks(
+        hertz={domain: device.clock(domain) for domain in CLOCK_DOMAINS},
+        max_hertz=max_hertz(device, tick),
+        performance_state=device.performance_state(),
+        throttled_seconds=throttle(device, tick),
+    )
 
 
 def _max_hertz(device: Device) -> Mapping[str, float | None]:
@@ -104,4 +99,4 @@ METRICS = (
     ),
 )
 
-COLLECTOR = GpuCollector("clocks", "clocks, performance state, and throttled time by reason", ClocksReader, METRICS)
+COLLECTOR = GpuCollector("clocks", "clocks, performance state, and throttled time by reason", reader, METRICS)

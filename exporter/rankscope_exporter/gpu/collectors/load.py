@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from rankscope_exporter.gpu.busy_meter import BusyMeter, Load
-from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
-from rankscope_exporter.gpu.nvml.device import Device, Engine
+from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Reader
+from rankscope_exporter.gpu.nvml.device import Engine
 
 ENGINES: tuple[Engine, ...] = ("gpu", "memory", "encoder", "decoder")
 
 Loads = Mapping[Engine, Load | None]
 
 
-class LoadReader:
-    """Reader with one busy meter per engine."""
-
-    def __init__(self) -> None:
-        self._meters = {engine: BusyMeter(engine) for engine in ENGINES}
-
-    def __call__(self, device: Device, tick: Tick) -> Loads:
-        """Return busy seconds so far by engine; None for an engine that reports no utilization."""
-        return {engine: meter(device, tick) for engine, meter in self._meters.items()}
+def reader() -> Reader[Loads]:
+    """Return a reader of the load of each engine; None for an engine that reports no utilization."""
+    meters = {engine: BusyMeter(engine) for engine in ENGINES}
+    return lambda device, tick: {engine: meter(device, tick) for engine, meter in meters.items()}
 
 
 def _busy(engine: Engine) -> Callable[[Loads], float | None]:
@@ -63,4 +58,4 @@ METRICS = (
     ),
 )
 
-COLLECTOR = GpuCollector("load", "GPU busy time, and when a kernel last ran", LoadReader, METRICS)
+COLLECTOR = GpuCollector("load", "GPU busy time, and when a kernel last ran", reader, METRICS)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
-from rankscope_exporter.gpu.nvml.device import Device, Memory
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics
+from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.nvml.mig import MigInstance, mig_instances
 
 EVERY = 5.0  # seconds: about ten driver calls per instance
 
 Instances = Sequence[MigInstance]
-
-
-def read(device: Device, _tick: Tick) -> Instances | None:
-    """Return the current instances; None if MIG is disabled."""
-    return mig_instances(device)
 
 
 def _info(instances: Instances) -> Mapping[tuple[str, ...], float]:
@@ -61,4 +56,6 @@ METRICS = (
     ),
 )
 
-COLLECTOR = GpuCollector("mig", "MIG instances and their memory", lambda: Cached(read, EVERY), METRICS)
+COLLECTOR = GpuCollector(
+    "mig", "MIG instances and their memory", lambda: Cached(lambda device, _: mig_instances(device), EVERY), METRICS
+)

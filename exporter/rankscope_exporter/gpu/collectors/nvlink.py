@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Reader, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.links import nvlink_bytes, nvlink_errors, nvlink_states
 
@@ -22,22 +22,16 @@ class NvLink:
     errors: Mapping[str, float | None]
 
 
-class NvLinkReader:
-    """Reader of the links: bytes every time, states and errors less often."""
+def reader() -> Reader[NvLink]:
+    """Return a reader of the links: bytes every time, states and errors less often. There may be no NVLink."""
+    states = Cached(lambda device, _: nvlink_states(device), STATES_EVERY)
+    errors = Cached(lambda device, tick: nvlink_errors(device, len(states(device, tick))), ERRORS_EVERY)
 
-    def __init__(self) -> None:
-        self._states = Cached(lambda device, _: nvlink_states(device), STATES_EVERY)
-        self._errors = Cached(self._read_errors, ERRORS_EVERY)
+    def read(device: Device, tick: Tick) -> NvLink | None:
+        links = states(device, tick)
+        return NvLink(links, nvlink_bytes(device, len(links)), errors(device, tick)) if links else None
 
-    def __call__(self, device: Device, tick: Tick) -> NvLink | None:
-        """Return links, bytes and errors; None if there is no NVLink."""
-        states = self._states(device, tick)
-        if not states:
-            return None
-        return NvLink(states, nvlink_bytes(device, len(states)), self._errors(device, tick))
-
-    def _read_errors(self, device: Device, tick: Tick) -> Mapping[str, float | None]:
-        return nvlink_errors(device, len(self._states(device, tick)))
+    return read
 
 
 GPU = GpuMetrics[NvLink](since="Pascal")
@@ -72,4 +66,4 @@ METRICS = (
     ),
 )
 
-COLLECTOR = GpuCollector("nvlink", "NVLinks up, bytes and errors", NvLinkReader, METRICS)
+COLLECTOR = GpuCollector("nvlink", "NVLinks up, bytes and errors", reader, METRICS)

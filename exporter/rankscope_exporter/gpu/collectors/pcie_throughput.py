@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
-from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics
 from rankscope_exporter.gpu.nvml.links import pcie_throughput
 
 Throughput = Mapping[str, float | None]
-
-
-def read(device: Device, _tick: Tick) -> Throughput:
-    """Return bytes per second by direction."""
-    return pcie_throughput(device)
-
+"""Bytes per second by direction."""
 
 GPU = GpuMetrics[Throughput]()
 METRICS = (
@@ -28,4 +22,10 @@ METRICS = (
     ),
 )
 
-COLLECTOR = GpuCollector("pcie_throughput", "PCIe throughput (blocks 40 ms/GPU)", lambda: read, METRICS, is_on=False)
+COLLECTOR = GpuCollector(
+    "pcie_throughput",
+    "PCIe throughput (blocks 40 ms/GPU)",
+    lambda: lambda device, _: pcie_throughput(device),
+    METRICS,
+    is_on=False,
+)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
-from rankscope_exporter.gpu.nvml.device import Device, PowerLimits
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Reader
+from rankscope_exporter.gpu.nvml.device import PowerLimits
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,10 @@ class Power:
     limits: PowerLimits
 
 
-class PowerReader:
-    """Reader of power and energy. The limits' range is read once."""
-
-    def __init__(self) -> None:
-        self._limits = Cached(lambda device, _: device.power_limits())
-
-    def __call__(self, device: Device, tick: Tick) -> Power:
-        """Return current power, and energy since the driver was loaded."""
-        return Power(device.power(), device.power_limit(), device.energy(), self._limits(device, tick))
+def reader() -> Reader[Power]:
+    """Return a reader of power, and of energy since the driver was loaded. It reads the limits' range once."""
+    limits = Cached(lambda device, _: device.power_limits())
+    return lambda device, tick: Power(device.power(), device.power_limit(), device.energy(), limits(device, tick))
 
 
 GPU = GpuMetrics[Power](since="Kepler")
@@ -70,4 +65,4 @@ METRICS = (
     ),
 )
 
-COLLECTOR = GpuCollector("power", "power, its limits, and energy", PowerReader, METRICS)
+COLLECTOR = GpuCollector("power", "power, its limits, and energy", reader, METRICS)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
-from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Reader
 from rankscope_exporter.gpu.nvml.temperature import margin, margin_thresholds, memory_temperature, thresholds
 
 
@@ -28,25 +27,12 @@ class Temperatures:
     thresholds: Thresholds
 
 
-class TemperatureReader:
-    """Reader of temperatures. Thresholds are read once."""
-
-    def __init__(self) -> None:
-        self._thresholds = Cached(read_thresholds)
-
-    def __call__(self, device: Device, tick: Tick) -> Temperatures:
-        """Return current degrees Celsius; None for values that the device does not report."""
-        return Temperatures(
-            device.temperature(),
-            memory_temperature(device),
-            margin(device),
-            self._thresholds(device, tick),
-        )
-
-
-def read_thresholds(device: Device, _tick: Tick) -> Thresholds:
-    """Read both kinds of thresholds. Most devices have only one kind."""
-    return Thresholds(thresholds(device), margin_thresholds(device))
+def reader() -> Reader[Temperatures]:
+    """Return a reader of temperatures. It reads the thresholds once; most devices have only one kind."""
+    limits = Cached(lambda device, _: Thresholds(thresholds(device), margin_thresholds(device)))
+    return lambda device, tick: Temperatures(
+        device.temperature(), memory_temperature(device), margin(device), limits(device, tick)
+    )
 
 
 GPU = GpuMetrics[Temperatures]()
@@ -89,6 +75,4 @@ METRICS = (
     ),
 )
 
-COLLECTOR = GpuCollector(
-    "temperature", "temperatures of the GPU die and memory, and thresholds", TemperatureReader, METRICS
-)
+COLLECTOR = GpuCollector("temperature", "temperatures of the GPU die and memory, and thresholds", reader, METRICS)

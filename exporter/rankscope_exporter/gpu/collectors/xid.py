@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import Metric
 
@@ -65,13 +64,6 @@ METRICS = (
 )
 
 
-class XidEvents(Protocol):
-    """Source of the driver's XID events."""
-
-    def xids(self) -> Mapping[Gpu, Xids]:
-        """Return the XID events of every GPU ever seen."""
-
-
 class XidCollector:
     """Counts of XID events. They remain valid when the GPU is lost: XID 79 is its last event."""
 
@@ -79,13 +71,14 @@ class XidCollector:
     help = "XID errors by code, and when each was last seen"
     metrics = METRICS
 
-    def __init__(self, events: XidEvents) -> None:
-        self._events = events
+    def __init__(self, xids: Callable[[], Mapping[Gpu, Xids]]) -> None:
+        """`xids` returns the XID events of every GPU ever seen."""
+        self._xids = xids
         self._written: dict[Gpu, tuple[Xids, Texts]] = {}
 
     def collect(self) -> Iterable[Metric]:
         """Return every GPU's events by code, including lost GPUs."""
-        self._written = {gpu: self._write(gpu, xids) for gpu, xids in self._events.xids().items()}
+        self._written = {gpu: self._write(gpu, xids) for gpu, xids in self._xids().items()}
         return families(METRICS, [texts for _, texts in self._written.values()])
 
     def _write(self, gpu: Gpu, xids: Xids) -> tuple[Xids, Texts]:

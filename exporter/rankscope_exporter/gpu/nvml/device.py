@@ -86,17 +86,12 @@ class Device:
         self._at_close: list[Callable[[], None]] = []
         self.gpm_samplers: dict[int | None, Any] = {}
         """GPM's samplers by MIG instance, which all collectors share (gpm.py)."""
-        self._handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
+        self.handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
         self.is_open = True
-        self.reported_uuid: str = ask(pynvml.nvmlDeviceGetUUID, self._handle) or ""
+        self.reported_uuid: str = ask(pynvml.nvmlDeviceGetUUID, self.handle) or ""
         """The driver's UUID. It may be empty, zeros, or the UUID of a second GPU on some virtual machines."""
         self.uuid = self.reported_uuid
         """UUID that identifies this GPU on this machine. GpuStates sets it if the reported one is ambiguous."""
-
-    @property
-    def handle(self) -> Any:
-        """NVML's handle, for event sets."""
-        return self._handle
 
     def at_close(self, callback: Callable[[], None]) -> None:
         """Register a callback for the time before the handle is closed, in the thread that reads the device."""
@@ -112,24 +107,24 @@ class Device:
 
     def fields(self, *ids: FieldId) -> list[float | None]:
         """Return the values of these fields of nvmlDeviceGetFieldValues, in one call."""
-        return field_values(self._handle, ids)
+        return field_values(self.handle, ids)
 
     def check(self) -> None:
         """Call a function that every GPU has and that is never cached. Raises if the GPU does not answer."""
-        ask(pynvml.nvmlDeviceGetPerformanceState, self._handle)
+        ask(pynvml.nvmlDeviceGetPerformanceState, self.handle)
 
     def name(self) -> str | None:
         """Return the product name, such as `NVIDIA H100 80GB HBM3`."""
-        return _text(ask(pynvml.nvmlDeviceGetName, self._handle))
+        return _text(ask(pynvml.nvmlDeviceGetName, self.handle))
 
     def pci_bus_id(self) -> str | None:
         """Return the PCI address as domain:bus:device.function."""
-        info = ask(pynvml.nvmlDeviceGetPciInfo, self._handle)
+        info = ask(pynvml.nvmlDeviceGetPciInfo, self.handle)
         return None if info is None else _text(info.busId)
 
     def minor_number(self) -> int | None:
         """Return the N of its device file /dev/nvidiaN, which may differ from its index."""
-        number = ask(pynvml.nvmlDeviceGetMinorNumber, self._handle)
+        number = ask(pynvml.nvmlDeviceGetMinorNumber, self.handle)
         return None if number is None else int(number)
 
     def utilization(self, engine: Engine = "gpu") -> float | None:
@@ -142,18 +137,18 @@ class Device:
 
     def _percent(self, engine: Engine) -> int | None:
         if engine == "encoder":
-            answer = ask(pynvml.nvmlDeviceGetEncoderUtilization, self._handle)
+            answer = ask(pynvml.nvmlDeviceGetEncoderUtilization, self.handle)
         elif engine == "decoder":
-            answer = ask(pynvml.nvmlDeviceGetDecoderUtilization, self._handle)
+            answer = ask(pynvml.nvmlDeviceGetDecoderUtilization, self.handle)
         else:
-            rates = ask(pynvml.nvmlDeviceGetUtilizationRates, self._handle)
+            rates = ask(pynvml.nvmlDeviceGetUtilizationRates, self.handle)
             answer = None if rates is None else [getattr(rates, engine)]
         return None if answer is None else int(answer[0])
 
     def utilization_samples(self, engine: Engine = "gpu") -> Iterator[UtilizationSample] | None:
         """Return all samples of the ring, newest first. Samples are converted lazily."""
         try:
-            answer = ask(pynvml.nvmlDeviceGetSamples, self._handle, _RINGS[engine], 0)
+            answer = ask(pynvml.nvmlDeviceGetSamples, self.handle, _RINGS[engine], 0)
         except DriverError as error:
             if error.code == pynvml.NVML_ERROR_NOT_FOUND:
                 return iter(())
@@ -168,7 +163,7 @@ class Device:
 
     def supports_gpm(self) -> bool:
         """Return whether the device has GPM (gpm.py), and it may be used."""
-        support = ask(pynvml.nvmlGpmQueryDeviceSupport, self._handle) if self._uses_gpm else None
+        support = ask(pynvml.nvmlGpmQueryDeviceSupport, self.handle) if self._uses_gpm else None
         return support is not None and bool(support.isSupportedDevice)
 
     def driver_version(self) -> str | None:
@@ -182,59 +177,59 @@ class Device:
 
     def memory(self) -> Memory | None:
         """Return the device's memory."""
-        info = ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle, pynvml.nvmlMemory_v2)
+        info = ask(pynvml.nvmlDeviceGetMemoryInfo, self.handle, pynvml.nvmlMemory_v2)
         if info is not None:
             return Memory(info.total, info.used, info.free, info.reserved)
         # Drivers before 510 support only version 1, whose `used` includes the driver's reserved memory (912 instead of
         # 7.8 MB on an idle A100) without reporting its size.
-        info = ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle)
+        info = ask(pynvml.nvmlDeviceGetMemoryInfo, self.handle)
         return None if info is None else Memory(info.total, info.used, info.free)
 
     def bar1_memory(self) -> Memory | None:
         """Return the memory of BAR1, the window through which the PCIe bus accesses the device's memory."""
-        info = ask(pynvml.nvmlDeviceGetBAR1MemoryInfo, self._handle)
+        info = ask(pynvml.nvmlDeviceGetBAR1MemoryInfo, self.handle)
         return None if info is None else Memory(info.bar1Total, info.bar1Used, info.bar1Free)
 
     def power(self) -> float | None:
         """Return the current power draw in watts (the mean of the last second on most products)."""
-        return _thousandth(ask(pynvml.nvmlDeviceGetPowerUsage, self._handle))
+        return _thousandth(ask(pynvml.nvmlDeviceGetPowerUsage, self.handle))
 
     def power_limit(self) -> float | None:
         """Return the enforced power limit in watts."""
-        return _thousandth(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, self._handle))
+        return _thousandth(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, self.handle))
 
     def power_limits(self) -> PowerLimits:
         """Return default and range of the power limit in watts."""
-        default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, self._handle)
-        lowest, highest = ask(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, self._handle) or (None, None)
+        default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, self.handle)
+        lowest, highest = ask(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, self.handle) or (None, None)
         return PowerLimits(_thousandth(default), _thousandth(lowest), _thousandth(highest))
 
     def energy(self) -> float | None:
         """Return the joules used since the driver was loaded."""
-        return _thousandth(ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle))
+        return _thousandth(ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self.handle))
 
     def temperature(self) -> float | None:
         """Return the temperature of the GPU die in degrees Celsius."""
-        return known(ask(pynvml.nvmlDeviceGetTemperature, self._handle, pynvml.NVML_TEMPERATURE_GPU))
+        return known(ask(pynvml.nvmlDeviceGetTemperature, self.handle, pynvml.NVML_TEMPERATURE_GPU))
 
     def performance_state(self) -> int | None:
         """Return the performance state: 0 (highest) to 15 (lowest); None if the driver reports it as unknown (32)."""
-        state = ask(pynvml.nvmlDeviceGetPerformanceState, self._handle)
+        state = ask(pynvml.nvmlDeviceGetPerformanceState, self.handle)
         return None if state is None or state == pynvml.NVML_PSTATE_UNKNOWN else int(state)
 
     def clock(self, domain: ClockDomain) -> float | None:
         """Return the current clock in hertz."""
-        return _million(ask(pynvml.nvmlDeviceGetClockInfo, self._handle, CLOCK_DOMAINS[domain]))
+        return _million(ask(pynvml.nvmlDeviceGetClockInfo, self.handle, CLOCK_DOMAINS[domain]))
 
     def clock_max(self, domain: ClockDomain) -> float | None:
         """Return the maximum clock in hertz."""
-        return _million(ask(pynvml.nvmlDeviceGetMaxClockInfo, self._handle, CLOCK_DOMAINS[domain]))
+        return _million(ask(pynvml.nvmlDeviceGetMaxClockInfo, self.handle, CLOCK_DOMAINS[domain]))
 
     def clock_event_reasons(self) -> frozenset[str] | None:
         """Return the reasons why the clocks are low now. Reasons unknown to this version are "other"."""
-        mask = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
+        mask = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self.handle)
         if mask is None:  # the function's name before driver 535
-            mask = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+            mask = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self.handle)
         if mask is None:
             return None
         bits = (1 << index for index in range(64) if mask >> index & 1)
@@ -242,19 +237,19 @@ class Device:
 
     def memory_bandwidth_max(self) -> float | None:
         """Return the bytes per second of the memory's bus at its maximum clock, in one direction at a time."""
-        clock, bits = self.clock_max("memory"), known(ask(pynvml.nvmlDeviceGetMemoryBusWidth, self._handle))
+        clock, bits = self.clock_max("memory"), known(ask(pynvml.nvmlDeviceGetMemoryBusWidth, self.handle))
         # Two transfers a clock: 2619 MHz and 5120 bits are the 3.35 TB/s of an H100 SXM5's data sheet.
         return 2 * clock * bits / 8 if clock and bits else None
 
     def compute_pids(self) -> list[int] | None:
         """Return the ids of processes with a compute context, without those that only draw; None if not supported."""
-        compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
         return None if compute is None else [process.pid for process in compute]
 
     def processes(self) -> dict[int, int | None] | None:
         """Return the bytes of each process with a compute or graphics context, by pid; None if not supported."""
-        compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
-        graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, self._handle)
+        compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
+        graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, self.handle)
         if compute is None and graphics is None:
             return None
         # A process with both kinds of contexts is in both lists, each with all of its memory.

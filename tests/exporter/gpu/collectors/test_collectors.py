@@ -262,11 +262,7 @@ def test_an_idle_gpu_is_not_throttled(metered):
 
 
 def test_well_known_xids_start_at_0_and_others_appear_with_their_first_event():
-    class Events:
-        def xids(self):
-            return {GPU0: Xids({79: 2, 999: 1}, {79: 1234.5})}
-
-    found = samples(XidCollector(Events()).collect())
+    found = samples(XidCollector(lambda: {GPU0: Xids({79: 2, 999: 1}, {79: 1234.5})}).collect())
     values = {int(labels["xid"]): value for labels, value in found["rankscope_gpu_xid_errors_total"]}
     assert values[79] == 2
     assert values[999] == 1
@@ -289,7 +285,6 @@ def test_a_collector_makes_only_its_own_driver_calls(machine, monkeypatch):
 
 
 def test_a_collector_exports_the_last_readings():
-    last = type("Last", (), {"texts": lambda _self, collector: [collector.cache(GPU0).write({7: 55})]})()
-    collector = SampledCollector(process.COLLECTOR, last)
+    collector = SampledCollector(process.COLLECTOR, lambda collector: [collector.cache(GPU0).write({7: 55})])
     assert collector.name == process.COLLECTOR.name
     assert samples(collector.collect()) == {"rankscope_gpu_process_memory_bytes": [({"pid": "7"}, 55)]}
