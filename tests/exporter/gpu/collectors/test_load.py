@@ -9,7 +9,7 @@ import pytest
 
 from rankscope_exporter.gpu.busy_meter import BusyMeter
 from rankscope_exporter.gpu.collector import Tick
-from rankscope_exporter.gpu.collectors.load import LoadReader
+from rankscope_exporter.gpu.collectors.load import reader
 from rankscope_exporter.gpu.nvml.device import UtilizationSample
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.nvml.errors import DriverError
@@ -191,13 +191,13 @@ def test_a_gpu_without_utilization_has_no_load(metered):
 
 
 def test_each_engine_is_integrated_from_its_own_ring(metered):
-    gpu = metered("{gpus: 1, model: T4, timeline: {0: [{at: 0, busy: 1}]}}", LoadReader())
+    gpu = metered("{gpus: 1, model: T4, timeline: {0: [{at: 0, busy: 1}]}}", reader())
     gpu.after(2, elapsed=0)
     seconds = {engine: load.busy_seconds for engine, load in gpu.after(4).items()}
     assert seconds == pytest.approx({"gpu": 4, "memory": 2, "encoder": 0, "decoder": 0})
 
 
 def test_a_missing_engine_is_none(metered):
-    loads = metered("gpus: 1", LoadReader()).after(1)
+    loads = metered("gpus: 1", reader()).after(1)
     assert loads["encoder"] is None
     assert loads["decoder"] is not None
