@@ -72,12 +72,7 @@ class Announcer:
         """Return the record's path if lines are printed about it: not if standard error has become another file."""
         path = self._timeline.writer.path
         is_same = self._stderr is not None and self._stderr == standard_error()
-        return path if path and is_same and self._info()["rank"] == "0" and not is_quiet() else None
-
-
-def is_quiet() -> bool:
-    """Return whether RANKSCOPE_QUIET turns the lines off."""
-    return is_on("RANKSCOPE_QUIET")
+        return path if path and is_same and self._info()["rank"] == "0" and not is_on("RANKSCOPE_QUIET") else None
 
 
 def standard_error() -> File | None:

@@ -39,17 +39,14 @@ class Attachment:
         self.publication = Publication(self.writer, self._details)
         self._has_late_probes = False
         self._announcer = Announcer(self.timeline, self.publication.info)
-        announcements = self._guard("announcements")
-        self._poll_announcer = announcements(self._announcer.poll)
-        trackers = self._guard("trackers")
+        announcements, trackers, logged = map(self._guard, ("announcements", "trackers", "logged_values"))
         self._closing = ClosingFigures(trackers, self._figures)
         self._trackers = Trackers(trackers, self.publication.refresh, self._closing.watch)
-        self._poll_trackers, self._end_announcer = trackers(self._trackers.poll), announcements(self._announcer.end)
+        self._end_announcer = announcements(self._announcer.end)
         exhaustion = Exhaustion(self.timeline)
         self._ending = Ending(self.writer, self._on_end, self._guard("exhaustion")(exhaustion.note))
-        logged = self._guard("logged_values")
         self._logged = LoggedValues(self.timeline, logged)
-        self._poll_logged = logged(self._logged.poll)
+        self._polls = (announcements(self._announcer.poll), trackers(self._trackers.poll), logged(self._logged.poll))
         self._settings = Settings(self.timeline, self.publication.refresh)
         self.script = script = Script(self.timeline, self._guard, self.publication.refresh, exhaustion.note_left)
         # For api.py, which saves a lookup.
@@ -70,15 +67,15 @@ class Attachment:
         for name, probe in probes.all_probes().items():
             self._install(name, probe)
         skip_package()
-        self.timeline.steps.polls.append(self._guard("settings")(self._settings.poll))
-        self.timeline.steps.polls.append(self._poll_announcer)
-        self.timeline.steps.polls.append(self._poll_trackers)
-        self.timeline.steps.polls.append(self._poll_logged)
-        self.timeline.steps.polls.append(self._guard("ending")(self._ending.poll))
-        # A removed record first: its lost descriptor cannot be opened again.
-        self.timeline.steps.polls.append(self._guard("record")(self._keep_record))
         keep_descriptors = self._guard("descriptors")(self._keep_descriptors)
-        self.timeline.steps.polls.append(keep_descriptors)
+        self.timeline.steps.polls += (
+            self._guard("settings")(self._settings.poll),
+            *self._polls,
+            self._guard("ending")(self._ending.poll),
+            # A removed record first: its lost descriptor cannot be opened again.
+            self._guard("record")(self._keep_record),
+            keep_descriptors,
+        )
         self._undo.extend(descriptors.watch(keep_descriptors))
         self._ending.watch()
 

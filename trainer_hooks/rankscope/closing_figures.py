@@ -28,8 +28,7 @@ class ClosingFigures:
 
     def __init__(self, guard: Guard, figures: Callable[[], Figures]) -> None:
         self._figures = figures
-        self._watch, self._write_run = guard(self._watch_run), guard(self._write_one)
-        self.write = guard(self._write_all)
+        self._watch, self.write = guard(self._watch_run), guard(self._write)
         self._undo: dict[type, Undo] = {}
         self._runs: dict[str, TrackerRun] = {}
         self._queue: queue.SimpleQueue[Task | None] | None = None
@@ -64,18 +63,14 @@ class ClosingFigures:
 
     def _wrap_finish(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(source: Any, *args: Any, **kwargs: Any) -> Any:
-            self._write_run(source)
+            self.write(source)
             return original(source, *args, **kwargs)
 
         return watched
 
-    def _write_one(self, source: Any) -> None:
-        self._write({tracker: run for tracker, run in self._runs.items() if run.source is source})
-
-    def _write_all(self) -> None:
-        self._write(dict(self._runs))
-
-    def _write(self, runs: dict[str, TrackerRun]) -> None:
+    def _write(self, source: Any = None) -> None:
+        """Write to the runs of W&B's object `source`; by default to all."""
+        runs = {tracker: run for tracker, run in self._runs.items() if source is None or run.source is source}
         figures = self._figures() if runs else {}
         for tracker in runs:
             del self._runs[tracker]

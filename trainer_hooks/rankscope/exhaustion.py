@@ -103,7 +103,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _memory(error: BaseException) -> int:
-    if isinstance(error, _device_errors()):
+    if isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ())):
         return DEVICE
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return HOST
@@ -114,13 +114,6 @@ def _memory(error: BaseException) -> int:
     # CUDA has the same words for the host's memory that it cannot pin.
     is_pinning = found == DEVICE and any("pin_memory" in one.f_code.co_name for one in _frames(error))
     return HOST if is_pinning else found
-
-
-def _device_errors() -> tuple[type[BaseException], ...]:
-    """Return torch's types for a device without memory: it has had two names for one type."""
-    torch = sys.modules.get("torch")
-    found = (getattr(torch, "OutOfMemoryError", None), getattr(getattr(torch, "cuda", None), "OutOfMemoryError", None))
-    return tuple(one for one in found if isinstance(one, type))
 
 
 def _bytes(pattern: re.Pattern[str], error: BaseException) -> float:

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from typing import Any
 
 from rankscope.foreign import attribute, is_known, items
+from rankscope.process.identity import has_peers
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.text import replace_unprintable
@@ -83,7 +84,7 @@ class Settings:
             return "ddp"
         if sharding := next(filter(None, map(sharding_of, parameters(optimizer))), ""):
             return sharding
-        if world_size() == 1:
+        if not has_peers():
             return "single"
         slots = self._timeline.writer.slots
         averages = any(slots[COLLECTIVES + op] >= SETTLED_STEPS for op in AVERAGING)
@@ -111,14 +112,6 @@ class Settings:
         if is_settled:
             self._counted = (slots[STEPS], slots[MICRO_STEPS])
         return str(round(new_micro_steps / new_steps))
-
-
-def world_size() -> int:
-    """Return the number of ranks in the process group; 1 without one."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return 1
-    return int(distributed.get_world_size())
 
 
 def parameters(optimizer: Any) -> Iterator[Any]:

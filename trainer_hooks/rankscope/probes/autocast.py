@@ -36,5 +36,4 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         if timeline.steps.count >= SETTLED_STEPS:
             undo()
 
-    timeline.steps.polls.append(poll)
-    return [undo, lambda: timeline.steps.polls.remove(poll)]
+    return [undo, timeline.steps.add_poll(poll)]

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import getattr_static
@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from rankscope.foreign import items
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import Arguments, Function, around
@@ -127,7 +128,7 @@ class AsyncSaves:
 
     def note(self, size: float) -> None:
         """Note a save of `size` bytes that another thread has finished."""
-        self._finished.append(partial(self._timeline.checkpoints.count_finished, size, time.time()))
+        self._finished.append(partial(self._timeline.checkpoints.count, size, 0.0, time.time()))
 
     def poll(self) -> None:
         """Count the saves finished since the last poll."""
@@ -189,12 +190,8 @@ def holds_state(value: Any, levels: int = MOST_LEVELS) -> bool:
     """Return whether this is the `state_dict` of a module or an optimizer, or nested containers that hold one."""
     if is_state(value):
         return True
-    items: Iterable[Any] = ()
-    if levels and issubclass(type(value), dict):
-        items = dict.values(value)
-    elif levels and issubclass(type(value), (list, tuple)):
-        items = (list if issubclass(type(value), list) else tuple).__iter__(value)
-    return any(holds_state(item, levels - 1) for item in islice(items, MOST_ITEMS))
+    found = items(value) if levels else None
+    return any(holds_state(item, levels - 1) for item in islice(found or (), MOST_ITEMS))
 
 
 def is_state(value: Any) -> bool:
@@ -334,9 +331,8 @@ def in_checkpoint(
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the modules that are imported already; at each poll, those imported since."""
     patches = Patches(timeline, guard)
-    poll: Any = guard(patches.poll)
-    last_poll: Any = guard(patches.saves.poll)  # a job's last save often finishes after its last step
+    poll = guard(patches.poll)
+    last_poll = guard(patches.saves.poll)  # a job's last save often finishes after its last step
     poll()
-    timeline.steps.polls.append(poll)
     atexit.register(last_poll)
-    return [patches.remove, lambda: timeline.steps.polls.remove(poll), lambda: atexit.unregister(last_poll)]
+    return [patches.remove, timeline.steps.add_poll(poll), lambda: atexit.unregister(last_poll)]

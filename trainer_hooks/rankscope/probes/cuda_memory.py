@@ -85,12 +85,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Add the reader to the polls of a step, and to the end of the process."""
     job = timeline.job
     reader = AllocatorReader(timeline, lambda: read_device(job.device), lambda: read_capacity(job.device))
-    poll: Any = guard(reader.poll)
-    timeline.steps.polls.append(poll)
     job.read_allocator = guard(reader.copy_at_end)
 
     def forget() -> None:
-        timeline.steps.polls.remove(poll)
         job.read_allocator = lambda: None
 
-    return [forget]
+    return [timeline.steps.add_poll(guard(reader.poll)), forget]

@@ -53,10 +53,8 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     agnostic = [torch.accelerator] if hasattr(torch, "accelerator") else []
     owners: list[Any] = [torch.cuda, torch.cuda.Stream, torch.cuda.Event, *agnostic]
     reads = TensorMethods(methods(timeline), guard, torch.cuda.is_initialized)
-    poll: Any = guard(reads.poll)
-    timeline.steps.polls.append(poll)
     return [
         *(replace(owner, "synchronize", watch) for owner in owners),
         reads.remove,
-        lambda: timeline.steps.polls.remove(poll),
+        timeline.steps.add_poll(guard(reads.poll)),
     ]

@@ -28,13 +28,13 @@ class Dispatchers:
         self._guard = guard
         counter = BatchCounter(timeline)
 
-        def note(call: tuple[Any, ...], batch: Any) -> None:
-            counter.note(call[0], batch)
-
-        def note_elsewhere(call: tuple[Any, ...], batch: Any) -> None:
-            counter.note_elsewhere(call[0], batch)
-
-        watch = in_phase(timeline, guard, layout.DATA_WAIT, note, missed=note_elsewhere)
+        watch = in_phase(
+            timeline,
+            guard,
+            layout.DATA_WAIT,
+            lambda call, batch: counter.note(call[0], batch),
+            missed=lambda call, batch: counter.note_elsewhere(call[0], batch),
+        )
         self._fetch = watch(lambda _iterator, ask: ask())
         self._undo: list[Undo] = []
 

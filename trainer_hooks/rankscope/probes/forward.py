@@ -322,7 +322,5 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Search for root modules from the end of the first step on."""
     roots = RootModules(timeline, guard)
     roots.begin()
-    poll = guard(roots.poll)
-    timeline.steps.polls.append(poll)
     watch = around(guard, roots.trained_parts, roots.begin_evaluation)
-    return [roots.remove, lambda: timeline.steps.polls.remove(poll), replace(torch.nn.Module, "eval", watch)]
+    return [roots.remove, timeline.steps.add_poll(guard(roots.poll)), replace(torch.nn.Module, "eval", watch)]

@@ -103,6 +103,4 @@ def methods(timeline: Timeline, devices: frozenset[str]) -> dict[str, tuple[Begi
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch once CUDA is in use. A query for GPUs would initialize the driver before the job does."""
     watch = TensorMethods(methods(timeline, frozenset({"cuda"})), guard, torch.cuda.is_initialized)
-    poll: Any = guard(watch.poll)
-    timeline.steps.polls.append(poll)
-    return [watch.remove, lambda: timeline.steps.polls.remove(poll)]
+    return [watch.remove, timeline.steps.add_poll(guard(watch.poll))]

@@ -188,5 +188,4 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     workers = Workers(timeline, guard, clock)
     workers.watch()
     poll = guard(WorkerTimeRecorder(timeline, clock).poll)
-    timeline.steps.polls.append(poll)
-    return [lambda: timeline.steps.polls.remove(poll), workers.remove]
+    return [timeline.steps.add_poll(poll), workers.remove]

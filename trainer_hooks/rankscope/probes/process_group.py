@@ -27,7 +27,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         return []
     from torch.distributed import distributed_c10d
 
-    notice = guard(timeline.groups.notice_default)
+    notice = guard(lambda exists: timeline.groups.on_default(exists))
 
     def wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def watched(pg: Any) -> None:

@@ -81,7 +81,5 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     if not dist.is_available():
         return []
     meshes = Meshes(timeline)
-    poll = guard(meshes.poll)
-    timeline.steps.polls.append(poll)
     note = around(guard, lambda _args, _kwargs: True, meshes.add)
-    return [lambda: timeline.steps.polls.remove(poll), replace(DeviceMesh, "__init__", note)]
+    return [timeline.steps.add_poll(guard(meshes.poll)), replace(DeviceMesh, "__init__", note)]

@@ -18,7 +18,7 @@ from rankscope.timeline.timeline import Timeline
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
 Call = TypeVar("Call")
-Done = Callable[[Arguments, Any], None]
+Done = Callable[[Arguments, Any], object]
 
 NEVER: frozenset[int] = frozenset()
 

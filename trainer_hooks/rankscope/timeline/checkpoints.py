@@ -58,11 +58,7 @@ class CheckpointCounter:
         if self._open:
             self._bytes += size
         else:
-            self._count(size or self._bytes, self._phases.clock() - self._began, time.time())
-
-    def count_finished(self, size: float, unix: float) -> None:
-        """Count a save of `size` bytes that another thread finished at the time `unix`, without blocking this one."""
-        self._count(size, 0.0, unix)
+            self.count(size or self._bytes, self._phases.clock() - self._began, time.time())
 
     def count_later(self) -> Callable[[float, float], None]:
         """Return a function to call with bytes and unix time when the open save has finished in the background.
@@ -85,7 +81,8 @@ class CheckpointCounter:
 
         return count
 
-    def _count(self, size: float, seconds: float, unix: float) -> None:
+    def count(self, size: float, seconds: float, unix: float) -> None:
+        """Count a save of `size` bytes, finished at the time `unix`, that has blocked the thread for `seconds`."""
         slots = self._phases.writer.slots
         if slots[STEPS] == self._last_step:
             slots[LAST_SECONDS] += seconds

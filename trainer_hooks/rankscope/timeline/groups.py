@@ -82,7 +82,7 @@ class Groups:
         self.names: list[str] = []
         self.descriptions: list[str] = []  # of each name, torch's descriptions of its process groups, with commas
         self.pairwise: list[str] = []  # indices of groups whose ranks send to each other, such as a pipeline's
-        self.on_new: Callable[[], None] | None = None  # called when a name is added
+        self.on_new: Callable[[], object] = lambda: None  # called when a name is added
         self.on_default: Callable[[bool], object] = lambda _: None  # called when the default group is made or destroyed
         self._writer = writer
         self.restart()
@@ -96,10 +96,6 @@ class Groups:
         self._known: dict[int, Group] = {}
         self._is_full = False
         self.unread: set[Group] = set()  # groups with collectives issued since torch's numbers were read
-
-    def notice_default(self, exists: bool) -> None:
-        """Notify the listener that the default group was made or destroyed."""
-        self.on_default(exists)
 
     def describe_default(self, description: str) -> None:
         """Add a description of the group of all ranks."""
@@ -177,7 +173,7 @@ class Groups:
         index = str(group.index)
         if group.index != UNCOUNTED and index not in self.pairwise:
             self.pairwise.append(index)
-            self._announce()
+            self.on_new()
 
     def _index_of(self, name: str | None, description: str = "") -> int:
         if name is None:
@@ -188,7 +184,7 @@ class Groups:
             joined = ",".join((*known, description))
             if description and description not in known and len(joined) <= LABEL_LIMIT:
                 self.descriptions[index] = joined
-                self._announce()
+                self.on_new()
             return index
         if len(self.names) == layout.MAX_GROUPS:
             if not self._is_full:
@@ -197,12 +193,8 @@ class Groups:
             return UNCOUNTED
         self.descriptions[len(self.names) :] = [description]  # again, if Ctrl-C came before the next line
         self.names.append(name)
-        self._announce()
+        self.on_new()
         return len(self.names) - 1
-
-    def _announce(self) -> None:
-        if self.on_new is not None:
-            self.on_new()
 
 
 def _name(process_group: Any) -> str | None:

@@ -36,7 +36,7 @@ class Steps:
         self._groups = groups
         self.marker = NOTHING  # index in layout.STEP_MARKERS
         self.on_end: Callable[[float, int], object] | None = None  # called with the step's end and the open phase
-        self.polls: list[Callable[[], None]] = []  # called at a step's end, at most once a second: costly work
+        self.polls: list[Callable[[], object]] = []  # called at a step's end, at most once a second: costly work
         self.batches = Batches(phases)
         phases.on_adopt = self.batches.adopt
         self.turns = Turns()
@@ -57,6 +57,11 @@ class Steps:
         # Of some used batch, so the sum means nothing.
         self.samples_are_unknown = self.tokens_are_unknown = False
         self.shares_batches = False  # with another rank, which counts them
+
+    def add_poll(self, poll: Callable[[], object]) -> Callable[[], None]:
+        """Call `poll` at each poll from now on. Returns a function that ends that."""
+        self.polls.append(poll)
+        return lambda: self.polls.remove(poll)
 
     @property
     def count(self) -> int:
