@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from testing.judged_job import JudgedJob
 
-from rankscope.cli.top import REQUIRED, missing, show
+from rankscope.cli import launch
+from rankscope.cli.commands import REQUIRED, missing
 from rankscope.record.phases import NAMES
 from rankscope.record.writer import default_run_dirs
 from rankscope_exporter.ranks.watcher import OutdatedError
@@ -74,8 +75,9 @@ def test_top_stops_waiting_if_the_ranks_cannot_be_read() -> None:
 def test_a_missing_package_is_reported_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rankscope.cli.top.REQUIRED", ("rich", "no_such_package"))
-    assert show([], once=True, is_json=False) == 2
+    monkeypatch.setattr("rankscope.cli.commands.REQUIRED", ("rich", "no_such_package"))
+    with pytest.raises(SystemExit, match="2"):
+        launch.main(["top"])
     assert capsys.readouterr().err == (
         "rankscope top: no_such_package missing; install with: pip install 'rankscope[top] @ git+https://github.com/rankscope/rankscope'\n"
     )

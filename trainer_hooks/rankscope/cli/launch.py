@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from rankscope._version import __version__
@@ -73,52 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run the command. Exits with 2 if the command line is wrong."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    if options.action != "run" and isinstance(sys.stdout, io.TextIOWrapper):
+    if options.action == "run":
+        _run(parser, options)
+        return
+    if options.action == "stacks" and options.all_nodes and not options.url:
+        parser.error("stacks: --all-nodes needs the URLs of exporters, or of an analyzer, with --url")
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding cannot show
-    if options.action == "stacks":
-        from rankscope.cli.show_stacks import show
+    from rankscope.cli import commands
 
-        if options.all_nodes or options.url:
-            from rankscope.cli.top import stacks
-
-            if not options.url:
-                parser.error("stacks: --all-nodes needs the URLs of exporters, or of an analyzer, with --url")
-            sys.exit(_status_of(lambda: stacks(options.url, options.header, options.run, options.rank)))
-        sys.exit(_status_of(lambda: show(options.run, options.rank, options.run_dir)))
-    if options.action == "explain":
-        from rankscope.cli.explaining.command import show as explain
-        from rankscope.cli.explaining.prometheus import connector
-
-        show_run = partial(explain, connect=connector(options.header), explain_node=_explain_node(options))
-        sys.exit(_status_of(lambda: show_run(*_explain_arguments(options))))
-    if options.action == "top":
-        from rankscope.cli.top import show as top
-
-        show_top = partial(top, options.run_dir, options.url, options.header)
-        sys.exit(_status_of(lambda: show_top(once=options.once, is_json=options.json)))
-    if options.action == "hang":
-        from rankscope.cli.top import hang
-
-        sys.exit(_status_of(lambda: hang(options.dumps, options.run, options.run_dir)))
-    if options.action in ("capture", "report", "history", "check-node"):
-        from rankscope.cli.top import capture, check_node, history, report
-
-        command = {"capture": capture, "report": report, "history": history, "check-node": check_node}[options.action]
-        sys.exit(_status_of(lambda: command(options)))
-    _run(parser, options)
-
-
-def _explain_arguments(options: argparse.Namespace) -> tuple[str, str | None, str | None, str | None, str | None, bool]:
-    url = options.url or os.environ.get("PROMETHEUS_URL") or "http://localhost:9090"
-    return url, options.run, options.cluster, options.owner, options.at, options.json
-
-
-def _explain_node(options: argparse.Namespace) -> Callable[[], bool]:
-    """Return the fallback without a Prometheus: it explains this node's runs, unless a Prometheus was given."""
-    from rankscope.cli.top import explain
-
-    is_named = bool(options.url or options.cluster or os.environ.get("PROMETHEUS_URL"))
-    return lambda: not is_named and explain(options.run, options.owner, with_explained=options.all)
+    command = getattr(commands, options.action.replace("-", "_"))
+    sys.exit(_status_of(lambda: command(options)))
 
 
 def _status_of(show: Callable[[], int]) -> int:
