@@ -24,9 +24,6 @@ from rankscope_exporter.ranks.parallelism import coordinates, in_steps, stage
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.step_alignment import Alignment
 
-SCALER = ("amp_scale", "amp_skipped_steps")
-"""One of them is not 0 if there is a gradient scaler."""
-
 
 def reading(
     rank: Rank,
@@ -59,7 +56,7 @@ def reading(
         issued=snapshot.issued,
         collective=snapshot.open_group,
         operation=snapshot.open_operation,
-        amp_scale=snapshot["amp_scale"] if any(map(snapshot.__getitem__, SCALER)) else None,
+        amp_scale=snapshot["amp_scale"] if snapshot.has_scaler else None,
         checkpoints=snapshot["checkpoints"],
         last_checkpoint=_last_checkpoint(snapshot),
         is_stopped=bool(process and process.is_stopped),
@@ -134,9 +131,9 @@ def _counters(
         step_buckets=snapshot.many("step_buckets"),
         aligned=aligned or AlignedCounters(),
         collectives=CollectiveCounters(
-            _by_op(snapshot, "collectives"),
-            _by_op(snapshot, "collective_bytes"),
-            _by_op(snapshot, "collective_seconds"),
+            snapshot.by_operation("collectives"),
+            snapshot.by_operation("collective_bytes"),
+            snapshot.by_operation("collective_seconds"),
             snapshot.group_waits,
             snapshot.device_group_waits,
         ),
@@ -150,10 +147,6 @@ def _counters(
         process=_process(process),
         gpu=gpu,
     )
-
-
-def _by_op(snapshot: RankSnapshot, name: str) -> Mapping[str, float]:
-    return {op: value for op, value in zip(layout.OPS, snapshot.many(name), strict=True) if value}
 
 
 def aligned_counters(alignment: Alignment) -> AlignedCounters:

@@ -119,7 +119,9 @@ class RunDirectory:
             skipped.count["too_many_names"] += len(ranks) - len(admitted)
             ranks = [self._add_owner_and_gpu(rank) for rank in admitted]
             self._log.log("skipped a file in the run directory", skipped.errors)
-            self._log.log("ignored the GPU that a rank names", map(_contradiction, _elsewhere(ranks)))
+            self._log.log(
+                "ignored the GPU that a rank names", map(_contradiction, (rank for rank in ranks if rank.is_elsewhere))
+            )
             self._remember({file.path for file in chosen}, ranks, skipped)
             return Scan(tuple(ranks), +skipped.count)  # without the zeros
 
@@ -264,10 +266,6 @@ def _duplicate(hidden: Rank, shown: Rank) -> UnreadableRecordError:
     info = shown.snapshot.info
     detail = f"pid {info['pid']} on {info['node']} is shown as rank {info['rank']} of run {info['run']} instead"
     return UnreadableRecordError("duplicate", hidden.snapshot.path, detail)
-
-
-def _elsewhere(ranks: Iterable[Rank]) -> Iterable[Rank]:
-    return (rank for rank in ranks if rank.is_elsewhere)
 
 
 def _contradiction(rank: Rank) -> UnreadableRecordError:

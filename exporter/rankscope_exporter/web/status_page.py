@@ -11,6 +11,7 @@ from html import escape
 from prometheus_client.core import Metric
 
 from rankscope import __version__
+from rankscope_exporter.ranks.collectors.ranks import SKIP_REASONS
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.gpus import GpuReport, report_gpus
@@ -29,20 +30,6 @@ NO_RUN = (
     "`rankscope run -- torchrun train.py`."
 )
 PREFIX = re.compile(r"(/[\w.~%@:+=-]+)+/?", re.ASCII)
-SKIP_REASON_TEXTS = {
-    "truncated": "truncated",
-    "foreign": "no rank record",
-    "version": "another version of Rankscope",
-    "symlink": "symbolic link",
-    "unreadable": "unreadable",
-    "duplicate": "duplicate rank",
-    "unnamed": "no run name",
-    "impossible_rank": "rank outside the world size",
-    "future_start": "start time in the future",
-    "too_many_files": "over the limit of files",
-    "too_many_ranks": "over the limit of ranks",
-    "too_many_names": "over the limit of new names",
-}
 
 
 def render_status(
@@ -113,5 +100,5 @@ def _headline(values: Values) -> str:
 def _skipped_files(values: Values) -> str:
     """Return a line with the number of skipped files by reason; empty if there are none."""
     files = values.by("rankscope_exporter_rank_files_skipped", "reason")
-    counts = [f"{SKIP_REASON_TEXTS.get(reason, reason)} ({count:.0f})" for (reason,), count in files.items() if count]
+    counts = [f"{SKIP_REASONS[reason]} ({count:.0f})" for (reason,), count in files.items() if count]
     return f'<p class="dim">Skipped files: {escape(", ".join(counts))}.</p>' if counts else ""

@@ -82,6 +82,15 @@ class RankSnapshot:
         """Return all slots of a field with several slots."""
         return tuple(self.slots[INDEX[field] : INDEX[field] + FIELDS[field]])
 
+    def by_operation(self, field: str) -> dict[str, float]:
+        """Return a field with one slot per operation, without operations whose value is 0."""
+        return {op: value for op, value in zip(layout.OPS, self.many(field), strict=True) if value}
+
+    @property
+    def has_scaler(self) -> bool:
+        """Return whether there is a gradient scaler. A collapsed scale is 0 after about 200 skipped steps."""
+        return bool(self["amp_scale"] or self["amp_skipped_steps"])
+
     def unix(self, monotonic: float) -> float:
         """Return a monotonic time of the record as unix time, by the current setting of the node's clock."""
         return max(0.0, self["started_unix"] + monotonic - self["started_monotonic"] + self._clock_change)

@@ -15,20 +15,21 @@ from rankscope_exporter.ranks.metrics import collectives, life, process, steps
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.share import OWNER_RANKS_LIMIT, RANKS_LIMIT
 
-SKIP_REASONS = (
-    "truncated",
-    "foreign",
-    "version",
-    "symlink",
-    "unreadable",
-    "duplicate",
-    "unnamed",
-    "impossible_rank",
-    "future_start",
-    "too_many_files",
-    "too_many_ranks",
-    "too_many_names",
-)
+SKIP_REASONS = {
+    "truncated": "truncated",
+    "foreign": "no rank record",
+    "version": "another version of Rankscope",
+    "symlink": "symbolic link",
+    "unreadable": "unreadable",
+    "duplicate": "duplicate rank",
+    "unnamed": "no run name",
+    "impossible_rank": "rank outside the world size",
+    "future_start": "start time in the future",
+    "too_many_files": "over the limit of files",
+    "too_many_ranks": "over the limit of ranks",
+    "too_many_names": "over the limit of new names",
+}
+"""In words for the status page, by the label of the metric."""
 
 METRICS = (*life.METRICS, *steps.METRICS, *collectives.METRICS, *process.METRICS)
 SCAN = MetricTable[Scan, Scan]("rankscope_exporter_", (), whole)

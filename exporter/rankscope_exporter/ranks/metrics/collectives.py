@@ -11,12 +11,7 @@ from rankscope_exporter.ranks.rank import Rank
 
 
 def _by_op(field: str) -> Callable[[Rank], Values]:
-    """Return the getter of a field by operation, without operations whose value is 0, which is unknown."""
-
-    def values(rank: Rank) -> Values:
-        return {op: value for op, value in zip(layout.OPS, rank.snapshot.many(field), strict=True) if value}
-
-    return values
+    return lambda rank: rank.snapshot.by_operation(field)
 
 
 def _exposed(rank: Rank) -> Values:

@@ -11,7 +11,6 @@ from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.ranks.metric import RANK, nonzero, rank_metrics
 from rankscope_exporter.ranks.rank import Rank
 
-SCALER = ("amp_scale", "amp_skipped_steps")  # one of them is not 0 with a scaler
 GENERATIONS = tuple(map(str, range(layout.GC_GENERATIONS)))
 
 
@@ -29,8 +28,7 @@ def _with_checkpoint(rank: Rank) -> RankSnapshot | None:
 
 
 def _with_scaler(rank: Rank) -> RankSnapshot | None:
-    """Return the snapshot if there is a scaler. A collapsed scale is 0 after about 200 skipped steps, and alerts."""
-    return rank.snapshot if any(map(rank.snapshot.__getitem__, SCALER)) else None
+    return rank.snapshot if rank.snapshot.has_scaler else None
 
 
 def _with_cuda(rank: Rank) -> RankSnapshot | None:
