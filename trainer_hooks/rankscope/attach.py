@@ -76,7 +76,7 @@ class Attachment:
             self._guard("record")(self._keep_record),
             keep_descriptors,
         )
-        self._undo.extend(descriptors.watch(keep_descriptors))
+        self._undo.append(descriptors.watch(keep_descriptors))
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:

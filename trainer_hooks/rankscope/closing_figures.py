@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rankscope.guard import Guard, logger
-from rankscope.patch import Undo, replace
+from rankscope.patch import Patches
 from rankscope.process.switches import is_on
 from rankscope.trackers import Figures, TrackerRun
 
@@ -29,7 +29,7 @@ class ClosingFigures:
     def __init__(self, guard: Guard, figures: Callable[[], Figures]) -> None:
         self._figures = figures
         self._watch, self.write = guard(self._watch_run), guard(self._write)
-        self._undo: dict[type, Undo] = {}
+        self._patches = Patches()
         self._runs: dict[str, TrackerRun] = {}
         self._queue: queue.SimpleQueue[Task | None] | None = None
 
@@ -40,8 +40,7 @@ class ClosingFigures:
             self._queue.put(None)
             self._queue = None
         atexit.unregister(self.write)
-        while self._undo:
-            self._undo.popitem()[1]()
+        self._patches.undo()
 
     def watch(self, tracker: str, run: TrackerRun) -> None:
         """Write to this run at its end, if RANKSCOPE_TRACKER_SUMMARY is set and the tracker has a summary."""
@@ -57,9 +56,9 @@ class ClosingFigures:
         atexit.unregister(self.write)
         atexit.register(self.write)
         owner = type(run.source)
-        if hasattr(owner, "_finish") and owner not in self._undo:
+        if hasattr(owner, "_finish"):
             # Both `finish()` and `__exit__` call it. A running `with` block has looked up its `__exit__` already.
-            self._undo[owner] = replace(owner, "_finish", self._wrap_finish)
+            self._patches.add(owner, "_finish", self._wrap_finish)
 
     def _wrap_finish(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(source: Any, *args: Any, **kwargs: Any) -> Any:

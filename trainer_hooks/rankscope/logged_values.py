@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from rankscope.guard import Guard
-from rankscope.patch import Undo, replace
+from rankscope.patch import Patches
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
@@ -132,8 +132,8 @@ class LoggedValues:
         self._guard = guard
         self._clock = clock
         self._quantities: dict[str, int | None] = {}  # by name: an index in layout.LOGGED
-        self._undo: dict[tuple[Any, str], Undo] = {}
-        self.note = guard(self._note)
+        self._patches = Patches()
+        self.note, self.remove = guard(self._note), self._patches.undo
         self.restart()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -145,11 +145,6 @@ class LoggedValues:
         self._counted: list[tuple[float, float] | None] = [None] * len(layout.LOGGED)  # in which step, by quantity
         self._next = 0.0
 
-    def remove(self) -> None:
-        """Restore every patched method."""
-        while self._undo:
-            self._undo.popitem()[1]()
-
     def poll(self) -> None:
         """Look for loggers if that is due."""
         now = self._clock()
@@ -159,8 +154,7 @@ class LoggedValues:
         for source in SOURCES:
             module = sys.modules.get(source.module)
             for owner in _owners(vars(module).get(source.owner), source) if module else ():
-                if (owner, source.method) not in self._undo:
-                    self._undo[owner, source.method] = replace(owner, source.method, self._watch(source.take))
+                self._patches.add(owner, source.method, self._watch(source.take))
 
     def _watch(self, take: Take) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         note_call, guard = self._guard(lambda args, kwargs: self._note(take(args, kwargs))), self._guard

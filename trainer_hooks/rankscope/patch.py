@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import posix
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ _COVERED: dict[int, tuple[Any, Any]] = {}
 """Undone replacements below a later patch, by their `id`, with what was there before."""
 
 
-def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
+def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> Undo:
     """Replace `owner.name` with `make(original)`. Returns a function that restores the original.
 
     The original comes from `owner.__dict__` if it is there: for a method of a C++ class, getattr returns another
@@ -37,3 +39,29 @@ def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable
             setattr(owner, name, restored)
 
     return undo
+
+
+class Patches:
+    """Replacements that are undone together, the last one first."""
+
+    def __init__(self) -> None:
+        self._undo: dict[tuple[int, str], Undo] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._undo)
+
+    def add(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
+        """Replace `owner.name`, unless these patches have replaced it already."""
+        place = id(owner), name
+        if place not in self._undo:
+            self._undo[place] = replace(owner, name, make)
+
+    def add_in_os(self, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
+        """Replace a function of `os` under both of its names: multiprocessing pickles it by that of `posix`."""
+        self.add(posix, name, make)
+        self.add(os, name, lambda _: getattr(posix, name))
+
+    def undo(self) -> None:
+        """Restore everything."""
+        while self._undo:
+            self._undo.popitem()[1]()

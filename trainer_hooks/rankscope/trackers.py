@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rankscope.guard import Guard, logger
-from rankscope.patch import Undo, replace
+from rankscope.patch import Patches
 from rankscope.record import layout
 from rankscope.record.text import LABEL_LIMIT, is_link, replace_unprintable, without_credentials
 
@@ -68,7 +68,8 @@ class Trackers:
         self._clock = clock
         self._note = guard(self._note_object)
         self._objects: dict[str, weakref.ref[Any]] = {}  # with which the job logs, one per tracker
-        self._undo: dict[Watched, Undo] = {}
+        self._patches = Patches()
+        self.remove = self._patches.undo
         self.restart()
 
     def restart(self) -> None:
@@ -79,11 +80,6 @@ class Trackers:
         self._objects.clear()
         self._next = 0.0
 
-    def remove(self) -> None:
-        """Restore every patched method."""
-        while self._undo:
-            self._undo.popitem()[1]()
-
     def poll(self) -> None:
         """Look for runs if that is due."""
         now = self._clock()
@@ -91,8 +87,9 @@ class Trackers:
             return
         self._next = now + INTERVAL
         for watched in WATCHED:
-            if watched not in self._undo:
-                self._watch(watched)
+            owner = _loaded(watched.module, watched.owner)
+            if hasattr(owner, watched.method):
+                self._patches.add(owner, watched.method, self._wrap_log(watched.tracker))
         for tracker in layout.TRACKERS:
             self._look_for(tracker)
 
@@ -111,11 +108,6 @@ class Trackers:
         self.urls[tracker] = url if is_link(url) else ""
         self._on_run(tracker, run)
         self._on_change()
-
-    def _watch(self, watched: Watched) -> None:
-        owner = _loaded(watched.module, watched.owner)
-        if hasattr(owner, watched.method):
-            self._undo[watched] = replace(owner, watched.method, self._wrap_log(watched.tracker))
 
     def _wrap_log(self, tracker: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         objects, note = self._objects, self._note

@@ -31,7 +31,7 @@ import torch
 
 from rankscope.foreign import items
 from rankscope.guard import Guard
-from rankscope.patch import Undo, replace
+from rankscope.patch import Patches, Undo
 from rankscope.probes.span import Arguments, Function, around
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.timeline import Timeline
@@ -244,13 +244,13 @@ def bytes_of_rank(metadata: Any, rank: int, directory: str | None = None) -> flo
     return sum(sizes) if len(sizes) < MOST_FILES else 0.0
 
 
-class Patches:
+class SavePatches:
     """The watched functions of the modules that the job has imported so far."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
         self._guard = guard
-        self._undo: list[Undo] = []
+        self._patches = Patches()
         # One wrapper per function, however many modules have it: pickle finds a function by its own module's name.
         self._wrappers: dict[Function, Function] = {}
         self.saves = AsyncSaves(timeline)
@@ -285,9 +285,7 @@ class Patches:
     def remove(self) -> None:
         """Restore every function."""
         self.saves.poll()
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
+        self._patches.undo()
 
     def _watch(self, owner: Any, path: str, measure: Measure) -> None:
         *parents, name = path.split(".")
@@ -296,7 +294,7 @@ class Patches:
         note = self.saves.note if measure is measure_torch_save else None
         wrap = in_checkpoint(self._timeline, self._guard, measure, note)
         if hasattr(owner, name):
-            self._undo.append(replace(owner, name, lambda it: self._wrappers.setdefault(it, wrap(it))))
+            self._patches.add(owner, name, lambda it: self._wrappers.setdefault(it, wrap(it)))
 
 
 def in_checkpoint(
@@ -330,7 +328,7 @@ def in_checkpoint(
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the modules that are imported already; at each poll, those imported since."""
-    patches = Patches(timeline, guard)
+    patches = SavePatches(timeline, guard)
     poll = guard(patches.poll)
     last_poll = guard(patches.saves.poll)  # a job's last save often finishes after its last step
     poll()

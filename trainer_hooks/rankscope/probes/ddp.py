@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankscope.foreign import attribute, items, own_attribute
 from rankscope.guard import Guard
-from rankscope.patch import Undo, replace
+from rankscope.patch import Patches, Undo, replace
 from rankscope.probes.collectives import Collectives, Issue, measure
 from rankscope.probes.compiler import skip_call, skip_frame, uncompiled
 from rankscope.probes.span import Arguments, Function, around, in_phase
@@ -84,7 +84,7 @@ class ExposedWaitTimer:
         self._call: Issue | None = None  # the current wait
         self.modules: dict[int, WatchedModule] = {}  # by the reducer's id: a weak dictionary is slow
         self._unprepared: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
-        self._undo: list[Undo] = []  # of the patch for modules with hooked outputs, made for the first of them
+        self._patches = Patches()  # for modules with hooked outputs, made for the first of them
         # Bound once, because every backward pass looks them up.
         self._first, self._second = self.before_reducer, self.after_reducer
         self._count = self._collectives.groups.count_issued
@@ -131,9 +131,7 @@ class ExposedWaitTimer:
 
     def _watch_outputs(self) -> None:
         """Watch `_post_forward`, where DDP's forward and `replicate()` prepare the reducer for the outputs."""
-        if not self._undo:
-            wrapper = _post_forward(self, self._guard)
-            self._undo.append(replace(DistributedDataParallel, "_post_forward", wrapper))
+        self._patches.add(DistributedDataParallel, "_post_forward", _post_forward(self, self._guard))
 
     def _take_sample(self, watched: WatchedModule) -> None:
         """Count a sampled all-reduce. Only these get a duration and bus bytes, so their quotient is the bandwidth."""
@@ -145,8 +143,7 @@ class ExposedWaitTimer:
 
     def remove(self) -> None:
         """Remove all hooks and patches."""
-        while self._undo:
-            self._undo.pop()()
+        self._patches.undo()
         for watched in self.modules.values():
             if watched.handle is not None:
                 watched.handle.remove()

@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from rankscope.guard import Guard
-from rankscope.patch import Undo, replace
+from rankscope.patch import Patches, Undo, replace
 from rankscope.probes.data_wait import BatchCounter
 from rankscope.probes.span import Function, in_phase
 from rankscope.probes.timed_iterator import timed_iterator
@@ -36,19 +36,14 @@ class Dispatchers:
             missed=lambda call, batch: counter.note_elsewhere(call[0], batch),
         )
         self._fetch = watch(lambda _iterator, ask: ask())
-        self._undo: list[Undo] = []
+        self._patches = Patches()
+        self.remove = self._patches.undo
 
     def poll(self) -> None:
         """Patch the class at the first poll after its import."""
         dispatcher = getattr(sys.modules.get("accelerate.data_loader"), "DataLoaderDispatcher", None)
-        if dispatcher is not None and not self._undo:
-            self._undo.append(replace(dispatcher, "__iter__", self._watch))
-
-    def remove(self) -> None:
-        """Restore the class."""
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
+        if dispatcher is not None:
+            self._patches.add(dispatcher, "__iter__", self._watch)
 
     def _watch(self, original: Function) -> Function:
         def watched(loader: Any) -> Any:

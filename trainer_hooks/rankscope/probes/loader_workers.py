@@ -21,7 +21,7 @@ from torch.utils.data import _utils, dataloader
 
 from rankscope.foreign import attribute
 from rankscope.guard import Guard
-from rankscope.patch import Undo, replace
+from rankscope.patch import Patches, Undo, replace
 from rankscope.probes.data_wait import LOADER
 from rankscope.probes.span import Function, in_phase
 from rankscope.record import layout
@@ -130,19 +130,14 @@ class Workers:
         self._in_data_wait = in_phase(timeline, guard, layout.DATA_WAIT, unless_within=DATA_WAIT)
         self._reserve, self._time_this_worker = clock.reserve, guard(clock.time_this_worker)
         self._prepare = guard(self._prepare_workers)
-        self._undo: list[Undo] = []
+        self._patches = Patches()
+        self.remove = self._patches.undo
         self._watches_torchdata = False
 
     def watch(self) -> None:
         """Watch torch's loaders."""
         self._watch(dataloader._MultiProcessingDataLoaderIter, _utils.worker)  # noqa: SLF001 - makes the workers
-        self._undo.append(replace(dataloader._BaseDataLoaderIter, "__init__", self._wrap_init))  # noqa: SLF001 - as above
-
-    def remove(self) -> None:
-        """Restore everything."""
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
+        self._patches.add(dataloader._BaseDataLoaderIter, "__init__", self._wrap_init)  # noqa: SLF001 - as above
 
     def _watch_torchdata(self) -> None:
         """Watch torchdata's loaders when the first of its iterators is made."""
@@ -153,13 +148,13 @@ class Workers:
         self._watch(module._StatefulMultiProcessingDataLoaderIter, sys.modules[f"{TORCHDATA}.worker"])  # noqa: SLF001 - no public API
         # The function has two names; pickle finds it for a spawned worker by the first.
         worker_loop = sys.modules[f"{TORCHDATA}.worker"]._worker_loop  # noqa: SLF001 - as above
-        self._undo.append(replace(module, "_worker_loop", lambda _original: worker_loop))
-        self._undo.append(replace(module.StatefulDataLoader, "__iter__", self._in_data_wait))
+        self._patches.add(module, "_worker_loop", lambda _original: worker_loop)
+        self._patches.add(module.StatefulDataLoader, "__iter__", self._in_data_wait)
 
     def _watch(self, iterator: type, worker: Any) -> None:
-        self._undo.append(replace(iterator, "_shutdown_workers", self._in_data_wait))
+        self._patches.add(iterator, "_shutdown_workers", self._in_data_wait)
         # Pickled by name: a spawned worker gets the library's own function.
-        self._undo.append(replace(worker, "_worker_loop", self._wrap_worker_loop))
+        self._patches.add(worker, "_worker_loop", self._wrap_worker_loop)
 
     def _prepare_workers(self, loader: Any) -> None:
         workers = attribute(loader, "num_workers")

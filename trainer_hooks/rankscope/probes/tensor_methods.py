@@ -9,13 +9,14 @@ patch is installed once a device is in use, so a job without one never gets it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 
 from rankscope.guard import Guard
-from rankscope.patch import Undo
+from rankscope.patch import Patches
 from rankscope.probes.span import Arguments, around
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # subclasses, such as fake tensors, may behave differently
@@ -68,31 +69,12 @@ class TensorMethods:
         self._methods = methods
         self._guard = guard
         self._is_in_use = is_in_use
-        self._undo: list[Undo] = []
+        self._patches = Patches()
+        self.remove = self._patches.undo
 
     def poll(self) -> None:
         """Install the patches at the first poll with a device in use."""
-        if not self._undo and self._is_in_use():
-            self._undo = [self._replace(name, *watch) for name, watch in self._methods.items()]
-
-    def remove(self) -> None:
-        """Restore the methods."""
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
-
-    def _replace(self, name: str, begin: Begin, on_cpu: bool) -> Undo:
-        inherited = name not in vars(torch.Tensor)
-        original = getattr(torch.Tensor, name)
-        watched = WatchedMethod(original, begin, self._guard, on_cpu)
-        setattr(torch.Tensor, name, watched)
-
-        def undo() -> None:
-            if vars(torch.Tensor).get(name) is not watched:
-                return  # other code patched it later; its patch calls the original method
-            if inherited:
-                delattr(torch.Tensor, name)
-            else:
-                setattr(torch.Tensor, name, original)
-
-        return undo
+        if not self._patches and self._is_in_use():
+            for name, (begin, on_cpu) in self._methods.items():
+                make = partial(WatchedMethod, begin=begin, guard=self._guard, on_cpu=on_cpu)
+                self._patches.add(torch.Tensor, name, make)

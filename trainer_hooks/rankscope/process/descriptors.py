@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import posix
 from collections.abc import Callable
 from typing import Any
 
-from rankscope.patch import Undo, replace
+from rankscope.patch import Patches, Undo
 
 CALLS = ("closerange", "dup2")
 
 
-def watch(on_change: Callable[[], object]) -> list[Undo]:
-    """Call `on_change` after each of these calls. Returns the functions that undo that."""
+def watch(on_change: Callable[[], object]) -> Undo:
+    """Call `on_change` after each of these calls. Returns the function that undoes that."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -24,9 +22,7 @@ def watch(on_change: Callable[[], object]) -> list[Undo]:
 
         return watched
 
-    undo = []
+    patches = Patches()
     for name in CALLS:
-        # The same function under both names: multiprocessing pickles it by the second.
-        undo.append(replace(posix, name, wrap))
-        undo.append(replace(os, name, lambda _, name=name: getattr(posix, name)))  # type: ignore[misc]
-    return undo
+        patches.add_in_os(name, wrap)
+    return patches.undo

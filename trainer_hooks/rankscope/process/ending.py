@@ -13,7 +13,6 @@ import contextlib
 import faulthandler
 import multiprocessing.util
 import os
-import posix
 import signal
 import sys
 import threading
@@ -25,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from rankscope.patch import Undo, replace
+from rankscope.patch import Patches
 from rankscope.record import layout
 from rankscope.record.clock import renew_unix_times
 from rankscope.record.layout import INDEX
@@ -51,7 +50,7 @@ class Ending:
         self._excepthook: Callable[..., object] = sys.excepthook
         self._error_before: BaseException | None = None
         self._failure: SystemExit | None = None  # the script's request to exit, as long as it may not be caught
-        self._undo: list[Undo] = []
+        self._patches = Patches()
         self._finalizer: multiprocessing.util.Finalize | None = None
         self._sigterm_before: object = None
         self._watches_sigterm = False
@@ -65,12 +64,10 @@ class Ending:
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
         for name, watch in (("_exit", self._watch_os_exit), ("execv", self._watch_exec), ("execve", self._watch_exec)):
-            # The same function under both names: multiprocessing pickles it by the second.
-            self._undo.append(replace(posix, name, watch))
-            self._undo.append(replace(os, name, lambda _, name=name: getattr(posix, name)))  # type: ignore[misc]
-        self._undo.append(replace(sys, "exit", self._watch_sys_exit))
-        self._undo.append(replace(Quitter, "__call__", self._watch_sys_exit))
-        self._undo.append(replace(signal, "signal", self._watch_handlers))
+            self._patches.add_in_os(name, watch)
+        self._patches.add(sys, "exit", self._watch_sys_exit)
+        self._patches.add(Quitter, "__call__", self._watch_sys_exit)
+        self._patches.add(signal, "signal", self._watch_handlers)
 
     def watch_published(self) -> None:
         """Start the watches that need a record, or that are needed only once there is one."""
@@ -133,8 +130,7 @@ class Ending:
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._on_exit)
-        while self._undo:
-            self._undo.pop()()
+        self._patches.undo()
         self.forget_failure()
         if self._finalizer is not None:
             self._finalizer.cancel()
