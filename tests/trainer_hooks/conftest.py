@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -40,6 +43,19 @@ def attached(hook_fails_loudly: None) -> Attachment:
 @pytest.fixture
 def timeline(attached: Attachment) -> Timeline:
     return attached.timeline
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Return a function that loads a module with these attributes, as the job does."""
+
+    def loaded(name: str, **attributes: Any) -> ModuleType:
+        module = ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return loaded
 
 
 @pytest.fixture

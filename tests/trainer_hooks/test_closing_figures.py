@@ -78,15 +78,6 @@ def test_each_run_gets_the_figures_once(closing: ClosingFigures) -> None:
 
 
 @pytest.mark.usefixtures("enabled")
-def test_a_run_that_finishes_before_the_job_gets_the_figures_first(closing: ClosingFigures) -> None:
-    run = Run()
-    closing.watch("wandb", run_of(run.events, run))
-    run.finish()
-    closing.write()
-    assert run.events == [FIGURES, "finished"]
-
-
-@pytest.mark.usefixtures("enabled")
 def test_a_run_that_a_with_block_ends_gets_the_figures_first(closing: ClosingFigures) -> None:
     with Run() as run:
         closing.watch("wandb", run_of(run.events, run))

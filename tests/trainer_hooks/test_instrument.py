@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from testing.own_record import snapshot
-from testing.waiting import in_a_thread
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset, dataloader
@@ -68,15 +66,6 @@ def state() -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_uninstrument_restores_every_patched_object_exactly() -> None:
-    before = state()
-    rankscope.instrument()
-    assert state() != before
-    rankscope.uninstrument()
-    assert state() == before
-
-
-@pytest.mark.usefixtures("run_dir", "errors_raise")
 def test_instrumenting_is_idempotent() -> None:
     rankscope.instrument()
     once = state()
@@ -101,18 +90,6 @@ def test_a_plain_loop_is_counted_in_steps_and_phases() -> None:
     assert rank["steps"] == 5
     for phase in ("startup", "data_wait", "backward", "optimizer", "other"):
         assert rank.phase_seconds[phase] > 0, phase
-
-
-@pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_two_optimizers_that_alternate_count_one_step_per_round() -> None:
-    rankscope.instrument()
-    models = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    for _ in range(3):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-    assert snapshot()["steps"] == 3
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
@@ -145,6 +122,7 @@ def test_excess_phases_are_other_and_logged(caplog: pytest.LogCaptureFixture) ->
         with rankscope.phase(f"phase {number}"):
             pass
     first_without = layout.MAX_PHASES - len(layout.PHASES)
+    assert caplog.text.count("cannot record phase") == 1
     assert f"cannot record phase 'phase {first_without}'" in caplog.text
     assert len(snapshot().phase_seconds) == layout.MAX_PHASES
 
@@ -153,19 +131,6 @@ def test_phase_and_step_do_nothing_in_a_process_that_is_not_instrumented(run_dir
     with rankscope.phase("tokenize"):
         rankscope.step()
     assert list(run_dir.iterdir()) == []
-
-
-def test_an_unusable_run_directory_causes_only_one_warning(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = train()
-    (run_dir / "file").touch()
-    monkeypatch.setenv("RANKSCOPE_RUN_DIR", str(run_dir / "file" / "no directory"))
-    rankscope.instrument()
-    assert all(map(torch.equal, expected, train()))
-    warnings = [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
-    assert len(warnings) == 1
-    assert "training continues" in warnings[0].getMessage()
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -263,31 +228,6 @@ def test_an_exception_of_the_job_is_raised_unchanged_and_no_phase_stays_open() -
     with pytest.raises(ZeroDivisionError):
         weights.sum().backward()
     assert snapshot().phase == "other"
-
-
-@pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_training_on_another_thread_is_counted() -> None:
-    rankscope.instrument()
-    in_a_thread(train, 5)
-    assert snapshot()["steps"] == 5
-
-
-@pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_a_phase_name_may_be_of_any_type() -> None:
-    rankscope.instrument()
-    train(1)
-    with rankscope.phase(3):
-        pass
-    assert "3" in snapshot().phase_seconds
-
-
-@pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_a_full_table_of_phases_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    rankscope.instrument()
-    for number in range(60):
-        with rankscope.phase(f"phase {number}"):
-            pass
-    assert caplog.text.count("cannot record phase") == 1
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code

@@ -6,7 +6,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
-Load = Callable[..., None]
+Load = Callable[..., object]
 NAN, INF = math.nan, math.inf
 
 
@@ -55,18 +55,6 @@ def job() -> Iterator[Fixture]:
     fixture = Fixture()
     yield fixture
     fixture.logged.remove()
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Return a function that loads a module with these attributes, as the job does."""
-
-    def loaded(name: str, **attributes: Any) -> None:
-        module = ModuleType(name)
-        vars(module).update(attributes)
-        monkeypatch.setitem(sys.modules, name, module)
-
-    return loaded
 
 
 @pytest.mark.parametrize(

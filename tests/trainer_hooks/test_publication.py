@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from testing.leaving import leave
 from testing.records import living_rank
 from torch import distributed as dist
 
@@ -32,19 +30,12 @@ def own_directory(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    leave()
-
-
 def is_training(event: int) -> bool:
     writer = RankWriter()
     return Publication(writer, dict).is_training(Timeline(writer), event)
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize(
     ("parent", "inherits"),
@@ -60,7 +51,7 @@ def test_a_process_with_peers_that_a_rank_started_is_a_rank_once_it_trains(
     assert is_training(event) == (not (parent or inherits) or event in UPDATES)
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("has_gradients", [True, False])
 def test_a_process_whose_group_has_no_other_one_is_a_rank_once_it_trains(event: int, *, has_gradients: bool) -> None:
@@ -86,7 +77,7 @@ def published(run_dir: Path) -> dict[str, Any]:
     return read_rank(writer.path).info
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize(
     ("variables", "rank"),
     [({}, "1"), ({"RANK": "0", "WORLD_SIZE": "1"}, "1"), (RANK, "2"), (RANK | {"RANK": "1"}, "1")],

@@ -45,19 +45,6 @@ def found() -> Any:
     fixture.trackers.remove()
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Return a function that loads a module with these attributes, as the job does."""
-
-    def loaded(name: str, **attributes: Any) -> ModuleType:
-        module = ModuleType(name)
-        vars(module).update(attributes)
-        monkeypatch.setitem(sys.modules, name, module)
-        return module
-
-    return loaded
-
-
 class WandbRun:
     """The part of an online W&B run that the hook reads."""
 

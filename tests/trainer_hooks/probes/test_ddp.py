@@ -59,20 +59,6 @@ def test_buffer_broadcasts_in_forward_are_counted(ranks: list[dict[str, Any]]) -
         assert calls(rank["variants"]["plain"], "ddp_broadcast") == STEPS
 
 
-def test_plain_collectives_are_counted_with_their_bytes(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        result = rank["variants"]["plain"]
-        assert calls(result, "all_reduce") == 1
-        assert result["collective_bytes"][OPS.index("all_reduce")] == 4
-
-
-def test_phases_sum_to_the_time_since_the_record_began(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        for variant in VARIANTS:
-            result = rank["variants"][variant]
-            assert abs(result["partition_error"]) < 1e-6, variant  # rounding errors
-
-
 def test_ranks_agree_on_their_identity(ranks: list[dict[str, Any]]) -> None:
     size = len(ranks)
     results = [rank["variants"]["plain"] for rank in ranks]

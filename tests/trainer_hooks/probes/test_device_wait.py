@@ -45,11 +45,6 @@ def test_reading_the_hosts_value_is_not_a_wait(timeline: Timeline) -> None:
     assert value(timeline, "device_waits") == 0
 
 
-def test_the_class_keeps_its_methods(timeline: Timeline) -> None:
-    assert torch.Tensor.item is torch._C.TensorBase.item
-    assert torch.equal(torch.Tensor.cpu(torch.ones(2)), torch.ones(2))
-
-
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch is built for CUDA")
 def test_a_cpu_build_of_torch_has_no_device_to_wait_for(timeline: Timeline) -> None:
     synchronize = torch.cuda.synchronize

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -35,10 +33,8 @@ class DataLoaderDispatcher:
 
 
 @pytest.fixture
-def dispatcher(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> type[DataLoaderDispatcher]:
-    module = ModuleType("accelerate.data_loader")
-    module.DataLoaderDispatcher = DataLoaderDispatcher
-    monkeypatch.setitem(sys.modules, "accelerate.data_loader", module)
+def dispatcher(timeline: Timeline, load: Callable[..., object]) -> type[DataLoaderDispatcher]:
+    load("accelerate.data_loader", DataLoaderDispatcher=DataLoaderDispatcher)
     return DataLoaderDispatcher
 
 

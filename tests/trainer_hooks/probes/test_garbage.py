@@ -62,13 +62,6 @@ def test_a_collection_that_began_before_the_probe_is_not_counted() -> None:
     assert collections(timeline) == [0.0, 0.0, 0.0]
 
 
-def test_the_callbacks_are_restored() -> None:
-    before = list(gc.callbacks)
-    with installed(Timeline(RankWriter()), garbage):
-        assert len(gc.callbacks) == len(before) + 1
-    assert gc.callbacks == before
-
-
 def test_a_series_of_errors_in_the_probe_disables_it() -> None:
     def broken() -> float:
         raise RuntimeError("a bug in the probe")

@@ -60,14 +60,6 @@ def test_the_samples_of_the_batches_count(training: Training, kind: str) -> None
     assert training.samples == samples
 
 
-def test_every_sample_counts_once_in_the_step_that_uses_it(training: Training) -> None:
-    seen = []
-    for batch in loader():
-        training.step(batch)
-        seen.append(training.samples)
-    assert seen == [4, 8, 12, 16, 20, 22]
-
-
 def test_the_ring_has_the_samples_of_each_step(training: Training, timeline: Timeline) -> None:
     training.train(loader())
     entry = timeline.writer.ring[3].tolist()
@@ -448,14 +440,6 @@ def test_skipped_batches_at_the_start_count_neither_before_nor_after_the_next_st
             training.step(batch)
             seen.append(training.samples)
     assert seen == [0, 8, 10]
-
-
-def test_tokens_of_several_batches_for_one_pass_are_absent(training: Training) -> None:
-    rows: Any = [{"input_ids": torch.zeros(16)} for _ in range(96)]
-    batches = iter(DataLoader(rows, batch_size=3))
-    while list(itertools.islice(batches, 2)):
-        training.step(OTHER)
-    assert (training.samples, training.tokens) == (0, 0)
 
 
 def repeated(times: int, batches: int) -> list[list[int]]:

@@ -106,13 +106,6 @@ def test_a_rank_that_a_shell_started_inherits_nothing() -> None:
     assert printed == "False\n"
 
 
-def test_torchruns_id_names_the_run_unless_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "abc")
-    assert identity.run_name() == "abc"
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert identity.run_name() not in ("none", "")
-
-
 def test_the_slurm_job_has_its_id_and_name_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert identity.slurm_job() == {}
     monkeypatch.setenv("SLURM_JOB_NAME", "left over")

@@ -48,11 +48,6 @@ def test_slots_and_info_are_read_as_written(run_dir: Path) -> None:
     assert list(snapshot.phase_seconds)[-1] == "tokenize"
 
 
-def test_counts_from_before_publishing_are_in_the_file(run_dir: Path) -> None:
-    _, path = publish(run_dir, slots={"steps": 3})
-    assert read_rank(path)["steps"] == 3
-
-
 def test_a_record_is_alive_until_its_process_ends(run_dir: Path) -> None:
     with living_rank(run_dir) as rank:
         assert read_rank(run_dir / "r.0.rank").alive

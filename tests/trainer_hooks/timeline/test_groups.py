@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -304,28 +303,20 @@ def test_a_mesh_with_one_dimension_describes_the_group_of_all_ranks(
     assert dict(zip(groups.names, groups.descriptions, strict=True)) == described
 
 
-def module(monkeypatch: pytest.MonkeyPatch, name: str, **variables: object) -> None:
-    """Import a module of a framework that has these variables."""
-    found = ModuleType(name)
-    vars(found).update(variables)
-    monkeypatch.setitem(sys.modules, name, found)
-
-
 def test_a_group_that_torch_does_not_describe_is_described_by_the_frameworks_variable(
-    groups: Groups, monkeypatch: pytest.MonkeyPatch
+    groups: Groups, load: Callable[..., object]
 ) -> None:
     whole = Described("0-3", "default_pg")
     stages, tensor, data, own = (Described(name, "undefined") for name in ("0,2", "0-1", "1,3", "2-3"))
     described, experts = Described("1-2", "mesh_tp"), Described("0,3", "undefined")
-    module(
-        monkeypatch,
+    load(
         "megatron.core.parallel_state",
         _PIPELINE_MODEL_PARALLEL_GROUP=[stages],
         _TENSOR_MODEL_PARALLEL_GROUP=tensor,
         _DATA_PARALLEL_GROUP_WITH_CP=data,
         _MODEL_PARALLEL_GROUP=described,
     )
-    module(monkeypatch, "deepspeed.utils.groups", _EXPERT_PARALLEL_GROUP={"ep_size_2": experts}, mpu=None)
+    load("deepspeed.utils.groups", _EXPERT_PARALLEL_GROUP={"ep_size_2": experts}, mpu=None)
     for group in (whole, stages, tensor, data, own, described, experts):
         groups.count_next(group)
     assert dict(zip(groups.names, groups.descriptions, strict=True)) == {
@@ -341,11 +332,11 @@ def test_a_group_that_torch_does_not_describe_is_described_by_the_frameworks_var
 
 @pytest.mark.parametrize(("attribute", "description"), [("pp_proc_group", "pipe"), ("dp_proc_group", "data")])
 def test_the_groups_of_deepspeeds_grid_are_described_by_its_axes(
-    groups: Groups, monkeypatch: pytest.MonkeyPatch, attribute: str, description: str
+    groups: Groups, load: Callable[..., object], attribute: str, description: str
 ) -> None:
     """A pipeline over all ranks: DeepSpeed sends in the default group, and has another group of the same ranks."""
     other = Described("0-3", "undefined")
-    module(monkeypatch, "deepspeed.utils.groups", mpu=SimpleNamespace(**{attribute: other}))
+    load("deepspeed.utils.groups", mpu=SimpleNamespace(**{attribute: other}))
     groups.count_next(Described("0-3", "default_pg"))
     groups.count_next(other)
     assert groups.descriptions == [description]

@@ -60,6 +60,7 @@ def test_a_task_that_waits_in_a_phase_does_not_absorb_the_training_of_another(tr
     assert seen == ["other"] * 6
     assert training.samples == 4 + 22
     assert phase in snapshot().phase_seconds
+    assert value(training.timeline, "checkpoints") == (phase == "checkpoint")
     assert training.timeline.open_phases == (layout.OTHER, None)
     assert training.timeline.usual_owner == threading.get_ident()
 
@@ -157,19 +158,6 @@ def test_a_phase_may_end_in_another_task(training: Training) -> None:
 
     asyncio.run(main())
     assert training.samples == 4 + 22
-
-
-def test_a_checkpoint_of_a_task_counts_once(training: Training) -> None:
-    async def main() -> None:
-        event = asyncio.Event()
-        task = asyncio.create_task(waiting("checkpoint", event))
-        await asyncio.sleep(0)
-        await train(training, [])
-        event.set()
-        await task
-
-    asyncio.run(main())
-    assert value(training.timeline, "checkpoints") == 1
 
 
 @pytest.mark.parametrize(

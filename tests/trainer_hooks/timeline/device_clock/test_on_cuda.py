@@ -29,17 +29,6 @@ def test_a_cpu_build_of_torch_has_no_device_to_time(timeline: Timeline, monkeypa
     assert timeline.steps.on_end is None
 
 
-def test_a_cuda_build_of_torch_is_watched_until_the_probe_is_removed(
-    timeline: Timeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    with installed(timeline, device_time):
-        timeline.step()  # CUDA itself is not called
-        timeline.step()
-        assert timeline.steps.on_end is not None
-    assert (timeline.steps.on_end, timeline.on_boundary) == (None, None)
-
-
 def test_the_clock_uses_torchs_events_and_calls_no_function_that_waits(
     timeline: Timeline, gpu: Gpu, cuda: Cuda
 ) -> None:
@@ -146,4 +135,6 @@ def test_everything_is_restored(timeline: Timeline, gpu: Gpu, monkeypatch: pytes
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     with installed(timeline, device_time, device_wait):
         assert torch.cuda.synchronize is not before[torch.cuda]["synchronize"]
+        assert timeline.steps.on_end is not None
     assert {owner: dict(vars(owner)) for owner in before} == before
+    assert (timeline.steps.on_end, timeline.on_boundary) == (None, None)

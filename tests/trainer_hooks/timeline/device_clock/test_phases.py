@@ -28,13 +28,6 @@ from rankscope.timeline.timeline import Timeline
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_phase_gets_the_devices_time_of_the_work_issued_in_it(timeline: Timeline, gpu: Gpu) -> None:
-    train(timeline, gpu)
-    finish(timeline, gpu)
-    assert seconds(timeline) == pytest.approx(STEP)
-
-
-@pytest.mark.usefixtures("clock")
 def test_a_step_counts_when_the_device_has_finished_all_of_it(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
     gpu.host.now += 5.9
