@@ -6,13 +6,12 @@ import importlib
 import math
 import os
 import re
-import socket
 
 import pynvml
 import pytest
 
 from rankscope_exporter.gpu.collector import Gpu, SampledCollector, Tick
-from rankscope_exporter.gpu.collectors import clocks, gpu, memory, power, process, processes, temperature
+from rankscope_exporter.gpu.collectors import gpu, process, processes, temperature
 from rankscope_exporter.gpu.collectors.clocks import ThrottleMeter
 from rankscope_exporter.gpu.collectors.xid import METRICS as XID_METRICS
 from rankscope_exporter.gpu.collectors.xid import WELL_KNOWN, XidCollector
@@ -112,24 +111,6 @@ def test_unsupported_values_are_absent_and_never_nan(machine, collector):
     assert set(found) == ({"rankscope_gpu_info", "rankscope_gpu_up"} if collector.name == "gpu" else set())
 
 
-def test_the_info_has_identity_and_node_of_the_gpu(machine):
-    found = published(machine, gpu.COLLECTOR)
-    assert found["rankscope_gpu_up"] == [({}, 1.0)]
-    assert found["rankscope_gpu_info"] == [
-        (
-            {
-                "name": "Simulated NVIDIA H100 80GB HBM3",
-                "pci_bus_id": "00000000:10:00.0",
-                "node": socket.gethostname(),
-                "driver_version": "simulated",
-                "cuda_version": "13.0",
-                "busy_source": "samples",
-            },
-            1.0,
-        )
-    ]
-
-
 @pytest.mark.parametrize(
     ("faults", "expected"),
     [
@@ -153,26 +134,6 @@ def test_a_gpu_lost_while_reading_its_identity_is_lost(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, fails: {nvmlDeviceGetName: GPU_IS_LOST}}]}}")
     with pytest.raises(DeviceLostError):
         gpu.COLLECTOR.reader()(m.device(), TICK)
-
-
-def test_memory_covers_the_device_and_bar1(machine):
-    found = published(machine, memory.COLLECTOR)
-    assert found == {
-        "rankscope_gpu_memory_total_bytes": [({}, 80 * 2**30)],
-        "rankscope_gpu_memory_used_bytes": [({}, 2**30)],
-        "rankscope_gpu_memory_reserved_bytes": [({}, 640 * 2**20)],
-        "rankscope_gpu_memory_free_bytes": [({}, 79 * 2**30 - 640 * 2**20)],
-        "rankscope_gpu_bar1_memory_total_bytes": [({}, 80 * 2**30)],
-        "rankscope_gpu_bar1_memory_used_bytes": [({}, 2**30)],
-    }
-
-
-def test_power_is_in_watts_and_energy_in_joules(machine):
-    found = published(machine, power.COLLECTOR)
-    assert found["rankscope_gpu_power_watts"] == [({}, pytest.approx(353.5))]
-    limits = [found[f"rankscope_gpu_power_limit_{name}watts"] for name in ("", "default_", "min_", "max_")]
-    assert limits == [[({}, 700)], [({}, 700)], [({}, 210)], [({}, 700)]]
-    assert found["rankscope_gpu_energy_joules_total"] == [({}, pytest.approx(3535))]
 
 
 def test_temperatures_of_gpus_with_thresholds_and_with_margins(machine):
@@ -210,14 +171,6 @@ def test_single_processes_are_exported_only_on_request(machine):
     assert published(machine, process.COLLECTOR) == {
         "rankscope_gpu_process_memory_bytes": [({"pid": str(os.getpid())}, 2**30)]
     }
-
-
-def test_clocks_are_in_hertz_by_domain(machine):
-    found = published(machine, clocks.COLLECTOR)
-    domains = {labels["domain"]: hertz for labels, hertz in found["rankscope_gpu_clock_max_hertz"]}
-    assert domains == {"graphics": 1.98e9, "sm": 1.98e9, "memory": 2.619e9, "video": 1.545e9}
-    assert len(found["rankscope_gpu_clock_hertz"]) == 4
-    assert found["rankscope_gpu_performance_state"] == [({}, 0)]
 
 
 def test_throttled_time_is_integrated_by_reason(metered):

@@ -6,7 +6,6 @@ import pynvml
 import pytest
 
 from rankscope_exporter.gpu.collectors import load, mig, modes
-from rankscope_exporter.simulation import simulated_uuid
 
 PREFIX = "rankscope_gpu_"
 SPLIT = "{gpus: 1, model: {like: A100, mig: [3g.20gb, 1g.5gb]}}"
@@ -35,18 +34,6 @@ def test_the_fabric_is_exported_if_there_is_one(watch):
     found = watch("gpus: 1", modes.COLLECTOR).after(1)
     assert found[f"{PREFIX}fabric_info"] == {("completed", "success", "00000000-0000-0000-0000-000000000000", "0"): 1}
     assert f"{PREFIX}fabric_info" not in watch("{gpus: 1, model: A100}", modes.COLLECTOR).after(1)
-
-
-def test_each_instance_of_a_split_gpu_is_exported_with_its_memory(watch):
-    found = watch(SPLIT, mig.COLLECTOR).after(1)
-    suffix = simulated_uuid(0).removeprefix("GPU-51300000-")
-    assert found[f"{PREFIX}mig_instances"] == {(): 2}
-    assert found[f"{PREFIX}mig_info"] == {
-        ("1", "0", f"MIG-00000001-{suffix}", "Simulated NVIDIA A100-SXM4-40GB MIG 3g.20gb"): 1,
-        ("2", "0", f"MIG-00000002-{suffix}", "Simulated NVIDIA A100-SXM4-40GB MIG 1g.5gb"): 1,
-    }
-    assert found[f"{PREFIX}mig_memory_total_bytes"] == {"1": 20 * 2**30, "2": 5 * 2**30}
-    assert found[f"{PREFIX}mig_memory_used_bytes"] == {"1": 0, "2": 0}
 
 
 @pytest.mark.parametrize("model", ["H100", "T4"])
