@@ -18,7 +18,6 @@ from testing.programs import Program, python, running
 from testing.records import living_rank, rank_snapshot
 from testing.waiting import eventually
 
-from rankscope.record.reader import read_rank
 from rankscope.record.stopped import CGROUPS, is_frozen
 from rankscope_exporter.exposition.sample_cache import SampleCache
 from rankscope_exporter.ranks import process_usage
@@ -79,12 +78,6 @@ def values(collector: Watching) -> dict[str, float]:
             more = [value for label, value in sample.labels.items() if label not in RANK_LABELS]
             found[" ".join([sample.name.removeprefix("rankscope_rank_"), *more])] = sample.value
     return found
-
-
-def test_the_holder_of_the_lock_is_the_ranks_process(run_dir: Path) -> None:
-    with rank(run_dir, "") as process:
-        assert read_rank(run_dir / "r.3.rank").lock_pid == process.pid
-    assert read_rank(run_dir / "r.3.rank").lock_pid == 0
 
 
 def test_cpu_time_of_the_rank_and_its_workers_is_separate(run_dir: Path) -> None:

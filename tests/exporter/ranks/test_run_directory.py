@@ -44,37 +44,6 @@ def living(run_dir: Path) -> Iterator[Callable[..., None]]:
         yield lambda name, **labels: ranks.enter_context(living_rank(run_dir, name, **labels))
 
 
-def test_a_missing_directory_counts_as_empty(run_dir: Path) -> None:
-    assert RunDirectory([run_dir / "missing"]).scan().ranks == ()
-
-
-def test_a_living_rank_has_no_end(run_dir: Path, living: Callable[..., None]) -> None:
-    living("r.0")
-    (rank,) = RunDirectory([run_dir]).scan().ranks
-    assert rank.snapshot.alive
-    assert rank.exit_unix is None
-
-
-def test_a_record_is_shown_for_ten_minutes_after_its_end(run_dir: Path) -> None:
-    leave_record(run_dir, "r.0", ended_unix=NOW)
-    clock = Clock(NOW)
-    directory = RunDirectory([run_dir], clock)
-    clock.now = NOW + 599
-    assert len(directory.scan().ranks) == 1
-    clock.now = NOW + 601
-    assert directory.scan().ranks == ()
-
-
-def test_the_end_of_a_killed_rank_is_when_it_was_noticed(run_dir: Path) -> None:
-    leave_record(run_dir, "r.0")
-    clock = Clock(NOW)
-    directory = RunDirectory([run_dir], clock)
-    (noticed,) = directory.scan().ranks
-    clock.now += 60
-    (later,) = directory.scan().ranks
-    assert noticed.exit_unix == later.exit_unix == NOW
-
-
 def test_the_seconds_in_a_phase_do_not_decrease_when_a_rank_is_killed_in_it(run_dir: Path) -> None:
     directory, started = RunDirectory([run_dir]), time.monotonic() - 1000.0
     with living_rank(run_dir, slots={"started_unix": time.time() - 1000.0, "started_monotonic": started}) as process:

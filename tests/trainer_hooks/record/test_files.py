@@ -63,12 +63,6 @@ def test_a_truncated_file_is_refused(run_dir: Path) -> None:
         assert refusal(run_dir / "short.rank") == "truncated"
 
 
-def test_a_foreign_file_is_refused(run_dir: Path) -> None:
-    path = run_dir / "notes.rank"
-    path.write_bytes(b"#!/bin/sh\n" * 2000)
-    assert refusal(path) == "foreign"
-
-
 @pytest.mark.parametrize(
     ("field", "value"), [("steps", float("nan")), ("phase", 99.0), ("info_place", 1e12), ("info_place", -1.0)]
 )
@@ -86,17 +80,6 @@ def test_a_record_of_another_version_is_refused_as_such(run_dir: Path) -> None:
     path = run_dir / "newer.rank"
     path.write_bytes(content)
     assert refusal(path) == "version"
-
-
-def test_a_link_is_not_followed(run_dir: Path) -> None:
-    link = run_dir / "link.rank"
-    link.symlink_to(publish(run_dir)[1])
-    assert refusal(link) == "symlink"
-
-
-def test_a_pipe_does_not_block_the_reader(run_dir: Path) -> None:
-    os.mkfifo(run_dir / "pipe.rank")
-    assert refusal(run_dir / "pipe.rank") == "foreign"
 
 
 def test_user_phases_that_repeat_a_name_are_refused(run_dir: Path) -> None:
