@@ -41,8 +41,6 @@ def build(variant: str) -> DistributedDataParallel:
         torch.nn.Sequential(*layers),
         static_graph=variant in ("static_graph", "unused"),
         find_unused_parameters=variant == "find_unused",
-        # torch 2.4 fails with them: the forward in between broadcasts buffers that the backward still needs.
-        broadcast_buffers=variant != "peek",
     )
     if variant == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)

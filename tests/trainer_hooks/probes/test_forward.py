@@ -276,7 +276,6 @@ def test_a_phase_of_the_script_inside_a_model_gets_its_time() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-@pytest.mark.filterwarnings("ignore:.*autocast:FutureWarning")  # torch 2.4 warns of its own call
 def test_a_forward_recomputed_in_the_backward_pass_is_backward(reentrant: bool) -> None:
     block = torch.nn.Sequential(Slow())
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), block)

@@ -212,10 +212,6 @@ def test_an_error_reported_to_torchrun_is_the_end_of_the_rank(
     assert record_in(run_dir).exit_reason == reason
 
 
-def test_an_uncaught_exception_is_still_printed(run_dir: Path) -> None:
-    assert "KeyError: 'lost'" in end_of(run_dir, "raise KeyError('lost')", rank=WITHOUT_TORCH)[2]
-
-
 def test_the_watched_exits_can_be_pickled_and_are_restored() -> None:
     before = os._exit, posix._exit, sys.exit
     others = os.execve, posix.execve, signal.signal, type(exit).__call__

@@ -143,25 +143,25 @@ class RankSnapshot:
 
         An entry counts if it was complete before the read began and could not be overwritten before the read ended.
         """
-        newest = max(self["steps"], self.rings.steps_after)
-        if not newest <= LARGEST:
-            return []
-        # The writer may have been writing the entry after the newest, which overwrites the one RING_STEPS before it.
-        oldest = max(number, int(newest) + 2 - layout.RING_STEPS, 1)
-        ring = memoryview(self.rings.steps).cast("d")
-        entries = [_entry(ring, at, layout.RING_STEPS) for at in range(oldest, int(self["steps"]) + 1)]
+        entries = self._entries("steps", self.rings.steps, self.rings.steps_after, number, layout.RING_STEPS)
         steps = (_step(before, after, self.ahead.monotonic) for before, after in pairwise(entries) if before and after)
         return [step for step in steps if step]
 
     def device_steps_after(self, nth: int) -> list[DeviceStep]:
         """Return the measured steps after the `nth` in the device ring, in order; as in `steps_after`."""
-        newest = max(self["device_steps"], self.rings.device_after)
+        rings, count = self.rings, layout.DEVICE_RING_STEPS
+        entries = self._entries("device_steps", rings.device, rings.device_after, nth + 1, count)
+        return [step for entry in entries if entry and (step := _device_step(entry, self.ahead.monotonic))]
+
+    def _entries(self, field: str, ring: bytes, after: float, first: int, count: int) -> list[Entry | None]:
+        """Return the entries from `first` on of a ring of `count` entries; None for one that was overwritten."""
+        newest = max(self[field], after)
         if not newest <= LARGEST:
             return []
-        oldest = max(nth + 1, int(newest) + 2 - layout.DEVICE_RING_STEPS, 1)
-        ring = memoryview(self.rings.device).cast("d")
-        entries = [_entry(ring, at, layout.DEVICE_RING_STEPS) for at in range(oldest, int(self["device_steps"]) + 1)]
-        return [step for entry in entries if entry and (step := _device_step(entry, self.ahead.monotonic))]
+        # The writer may have been writing the entry after the newest, which overwrites the one `count` before it.
+        oldest = max(first, int(newest) + 2 - count, 1)
+        values = memoryview(ring).cast("d")
+        return [_entry(values, at, count) for at in range(oldest, int(self[field]) + 1)]
 
     @property
     def groups(self) -> tuple[str, ...]:
