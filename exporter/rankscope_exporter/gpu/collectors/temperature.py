@@ -10,28 +10,22 @@ from rankscope_exporter.gpu.nvml.temperature import margin, margin_thresholds, m
 
 
 @dataclass(frozen=True)
-class Thresholds:
-    """Thresholds by name in degrees Celsius. GPUs since Ada report margins to the slowdown temperature instead."""
-
-    temperatures: Mapping[str, float | None]
-    margins: Mapping[str, float | None]
-
-
-@dataclass(frozen=True)
 class Temperatures:
     """A device's temperatures in degrees Celsius; None if it lacks the sensor."""
 
     gpu: float | None
     memory: float | None
     margin: float | None
-    thresholds: Thresholds
+    thresholds: Mapping[str, float | None]
+    margin_thresholds: Mapping[str, float | None]
+    """Margins to the slowdown temperature, which GPUs since Ada report instead of thresholds."""
 
 
 def reader() -> Reader[Temperatures]:
     """Return a reader of temperatures. It reads the thresholds once; most devices have only one kind."""
-    limits = Cached(lambda device, _: Thresholds(thresholds(device), margin_thresholds(device)))
+    limits = Cached(lambda device, _: (thresholds(device), margin_thresholds(device)))
     return lambda device, tick: Temperatures(
-        device.temperature(), memory_temperature(device), margin(device), limits(device, tick)
+        device.temperature(), memory_temperature(device), margin(device), *limits(device, tick)
     )
 
 
@@ -60,7 +54,7 @@ METRICS = (
     GPU.gauge(
         "temperature_threshold_celsius",
         "Temperature at which the GPU slows down or shuts down, or that the GPU or its memory should not exceed.",
-        lambda celsius: celsius.thresholds.temperatures,
+        lambda celsius: celsius.thresholds,
         "threshold",
         source="nvmlDeviceGetTemperatureThreshold",
         since="Kepler, to Ampere",
@@ -68,7 +62,7 @@ METRICS = (
     GPU.gauge(
         "temperature_margin_threshold_celsius",
         "Margin (T.Limit) at which the GPU reaches the threshold. It may be negative.",
-        lambda celsius: celsius.thresholds.margins,
+        lambda celsius: celsius.margin_thresholds,
         "threshold",
         source="nvmlDeviceGetFieldValues(TEMPERATURE_…_TLIMIT)",
         since="Ada",
