@@ -61,16 +61,6 @@ def test_each_collectors_duration_is_exported() -> None:
     assert 'rankscope_exporter_collector_duration_seconds{collector="good"} 0.5' in body
 
 
-def test_openmetrics_is_served_on_request() -> None:
-    body, headers = Scrape([Good()]).render("application/openmetrics-text; version=1.0.0", "")
-    assert headers["Content-Type"].startswith("application/openmetrics-text")
-    assert body.endswith(b"# EOF\n")
-
-
-def test_plain_text_is_the_default() -> None:
-    assert Scrape([Good()]).render("*/*", "")[1]["Content-Type"].startswith("text/plain; version=0.0.4")
-
-
 @pytest.mark.parametrize(
     ("accepted", "is_openmetrics"),
     [
