@@ -76,7 +76,7 @@ class Attachment:
             self._guard("record")(self._keep_record),
             keep_descriptors,
         )
-        self._undo.append(descriptors.watch(keep_descriptors))
+        self._undo += (self._trackers.remove, self._logged.remove, descriptors.watch(keep_descriptors))
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:
@@ -117,8 +117,6 @@ class Attachment:
         """Restore every patched object, end the record as finished and stop counting."""
         atexit.unregister(self._pass_through)
         self.timeline.stop()
-        self._trackers.remove()
-        self._logged.remove()
         for undo in reversed(self._undo):
             _restore(undo)
         self._undo.clear()
