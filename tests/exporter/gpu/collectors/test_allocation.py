@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import pynvml
@@ -15,7 +14,6 @@ from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.idleness import STATES
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, look_up
-from rankscope_exporter.gpu.busy_meter import BusyMeter
 from rankscope_exporter.gpu.collector import Gpu, Tick
 from rankscope_exporter.gpu.collectors.allocation import COLLECTOR, AllocationMeter
 from rankscope_exporter.gpu.nvml.mig import mig_instances
@@ -155,26 +153,6 @@ def test_a_gpu_has_one_series_for_all_holders_and_none_if_free(machine):
     }
     assert [s.labels["state"] for s in state.samples] == ["allocated_no_process", "free"]
     assert len(seconds.samples) == 2 * len(STATES)
-
-
-def test_a_kernel_from_before_the_start_is_found_in_the_ring(metered):
-    gpu = metered("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 5, busy: 0}]}}", BusyMeter())
-    assert gpu.after(15, elapsed=0).idle_for == pytest.approx(10, abs=0.2)
-
-
-def test_a_short_kernel_between_two_readings_is_found(metered):
-    gpu = metered("{gpus: 1, timeline: {0: [{at: 10.4, busy: 1}, {at: 10.45, busy: 0}]}}", BusyMeter())
-    assert gpu.after(10, elapsed=0).idle_for == math.inf
-    assert gpu.after(1).idle_for < 1
-
-
-def test_setting_the_clock_does_not_change_idle_time(machine):
-    m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 100, busy: 0}]}}")
-    device, meter = m.device(), BusyMeter()
-    m.clock.advance(100)
-    assert meter(device, Tick(m.clock(), 0, 100)).idle_for < 1
-    assert meter(device, Tick(m.clock() - 3600, 1, 101)).idle_for == pytest.approx(1, abs=0.2)
-    assert meter(device, Tick(m.clock() + 3600, 30, 131)).idle_for == pytest.approx(31, abs=0.2)
 
 
 SPLIT = "{gpus: 1, model: {like: A100, mig: [3g.20gb, 1g.5gb]}}"
