@@ -57,37 +57,41 @@ class SingleFlight:
     """Renders a slow page on a thread, once for all requests that wait, at most once in SLOW_PAGE_INTERVAL.
 
     Clients that request it in a loop get it once an interval, and cannot make it take more than SLOW_PAGE_SHARE of a
-    CPU. No response is older than its request.
+    CPU. No response is older than its request. Pages about different subjects are rendered one at a time.
     """
 
-    def __init__(self, make: Callable[[], str]) -> None:
+    def __init__(self, make: Callable[..., str]) -> None:
         self._make = make
-        self._lock = asyncio.Lock()
-        self._next: asyncio.Task[str] | None = None
+        self._lock = asyncio.Lock()  # its waiters proceed in the order of their arrival
+        self._next: dict[tuple[str, ...], asyncio.Task[str]] = {}  # by subject
         self._earliest = 0.0  # time of the next page, on the event loop's clock
         self._cpu_seconds = 0.0  # of the last page
 
-    async def next(self) -> str:
+    async def next(self, *subject: str) -> str:
         """Return the next page, shared by all requests until its rendering begins. Raises what `make` raises."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._render())
-        return await asyncio.shield(self._next)
+        if subject not in self._next:
+            self._next[subject] = asyncio.create_task(self._render(subject))
+        return await asyncio.shield(self._next[subject])
 
-    async def _render(self) -> str:
+    async def _render(self, subject: tuple[str, ...]) -> str:
         loop = asyncio.get_running_loop()
         async with self._lock:
             await asyncio.sleep(self._earliest - loop.time())
-            began, self._next = loop.time(), None
+            began = loop.time()
+            del self._next[subject]
             try:
-                return await to_thread.run_sync(self._make_timed)
+                return await to_thread.run_sync(self._make_timed, subject)
             finally:
-                pause = max(limits.SLOW_PAGE_INTERVAL, self._cpu_seconds / limits.SLOW_PAGE_SHARE)
-                self._earliest = began + pause
+                self._earliest = self.earliest_after(began)
 
-    def _make_timed(self) -> str:
+    def earliest_after(self, began: float) -> float:
+        """Return when the next page may be rendered, after one that began then and has just ended."""
+        return began + max(limits.SLOW_PAGE_INTERVAL, self._cpu_seconds / limits.SLOW_PAGE_SHARE)
+
+    def _make_timed(self, subject: tuple[str, ...]) -> str:
         began = time.thread_time()
         try:
-            return self._make()
+            return self._make(*subject)
         finally:
             self._cpu_seconds = time.thread_time() - began
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -26,6 +25,7 @@ from rankscope.record.listing import take_turns
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.web import limits
+from rankscope_exporter.web.pages import SingleFlight
 
 if TYPE_CHECKING:
     from rankscope_exporter.web.config_file import WebConfig
@@ -38,30 +38,12 @@ TOO_LARGE = f"left out: the answer has more than {limits.STACKS_BYTES // 1024**2
 logger = logging.getLogger(__name__)
 
 
-class StackPages:
-    """Makes the answers, one at a time."""
+class StackPages(SingleFlight):
+    """Makes the answers, by run. A pause follows each: it cost the processes time, not only the exporter."""
 
-    def __init__(self, make: Callable[[str], str]) -> None:
-        self._make = make
-        self._lock = asyncio.Lock()  # its waiters proceed in the order of their arrival
-        self._next: dict[str, asyncio.Task[str]] = {}
-        self._earliest = 0.0  # time of the next answer, on the event loop's clock
-
-    async def next(self, run: str) -> str:
-        """Return the next answer about a run, shared by all requests until it is begun."""
-        if run not in self._next:
-            self._next[run] = asyncio.create_task(self._render(run))
-        return await asyncio.shield(self._next[run])
-
-    async def _render(self, run: str) -> str:
-        loop = asyncio.get_running_loop()
-        async with self._lock:
-            await asyncio.sleep(self._earliest - loop.time())
-            del self._next[run]
-            try:
-                return await to_thread.run_sync(self._make, run)
-            finally:
-                self._earliest = loop.time() + limits.STACKS_INTERVAL
+    def earliest_after(self, _began: float) -> float:
+        """Return the end of the pause that begins now."""
+        return asyncio.get_running_loop().time() + limits.STACKS_INTERVAL
 
 
 def add_stacks(app: FastAPI, scan: Callable[[], Scan | None] | None) -> None:
