@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import replace
+from typing import NamedTuple
 
-from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Reader
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.errors import DeviceLostError, DriverError
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """The labels of rankscope_gpu_info; empty if the driver does not report one."""
 
     name: str
@@ -24,23 +24,10 @@ class Identity:
     busy_source: str
 
 
-class IdentityReader:
-    """Reader of the identity: once per opened device, except the source of busy time, which may answer later."""
-
-    def __init__(self, node: str) -> None:
-        self._node = node
-        self._device: Device | None = None
-        self._identity: Identity | None = None
-
-    def __call__(self, device: Device, _tick: Tick) -> Identity:
-        """Return the device's identity."""
-        if device is not self._device or self._identity is None:
-            self._identity = identify(device, self._node)
-            self._device = device
-        source = _text_or_empty(lambda: _busy_source(device))
-        if source != self._identity.busy_source:
-            self._identity = replace(self._identity, busy_source=source)
-        return self._identity
+def reader(node: str) -> Reader[Identity]:
+    """Return a reader. It reads the identity once, except the source of busy time, which may answer later."""
+    once = Cached(lambda device, _: identify(device, node))
+    return lambda device, tick: once(device, tick)._replace(busy_source=_text_or_empty(lambda: _busy_source(device)))
 
 
 def identify(device: Device, node: str) -> Identity:
@@ -78,8 +65,8 @@ METRICS = (
         "info",
         "Identity and node of the GPU. `busy_source` is the source of busy time: GPM (`gpm`), the driver's samples "
         "(`samples`) or its current utilization (`instantaneous`); empty if there is none (MIG).",
-        lambda identity: {astuple(identity): 1},
-        *(field.name for field in fields(Identity)),
+        lambda identity: {identity: 1},
+        *Identity._fields,
         source="nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlSystemGetDriverVersion, nvmlSystemGetCudaDriverVersion",
     ),
     GPU.gauge(
@@ -93,10 +80,10 @@ METRICS = (
 )
 
 COLLECTOR = GpuCollector(
-    "gpu", "identity of each GPU, and whether it answers", lambda: IdentityReader(socket.gethostname()), METRICS
+    "gpu", "identity of each GPU, and whether it answers", lambda: reader(socket.gethostname()), METRICS
 )
 
 
 def identity_collector(node: str) -> GpuCollector[Identity]:
     """Return the collector for the GPUs of the node with this name."""
-    return replace(COLLECTOR, reader=lambda: IdentityReader(node))
+    return replace(COLLECTOR, reader=lambda: reader(node))

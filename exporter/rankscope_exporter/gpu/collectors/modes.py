@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from typing import NamedTuple
 
 from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
@@ -11,8 +11,7 @@ from rankscope_exporter.gpu.nvml.modes import Fabric, Modes, fabric, modes, reco
 EVERY = 10.0  # seconds: administrators change these rarely
 
 
-@dataclass(frozen=True)
-class Setup:
+class Setup(NamedTuple):
     """A GPU's modes as text; None if the device does not report them."""
 
     modes: Modes
@@ -30,8 +29,8 @@ METRICS = (
     GPU.gauge(
         "modes_info",
         "Configured persistence, compute, virtualization (vGPU), MIG and ECC modes; empty if the GPU has no such mode.",
-        lambda setup: {astuple(setup.modes): 1} if any(astuple(setup.modes)) else None,
-        *(field.name for field in fields(Modes)),
+        lambda setup: {setup.modes: 1} if any(setup.modes) else None,
+        *Modes._fields,
         source="nvmlDeviceGetPersistenceMode, …ComputeMode, …VirtualizationMode, …MigMode, …EccMode",
     ),
     GPU.gauge(
@@ -46,8 +45,8 @@ METRICS = (
     GPU.gauge(
         "fabric_info",
         "Registration with the NVSwitch fabric. NVLink works when `state` is `completed` and `status` is `success`.",
-        lambda setup: {astuple(setup.fabric): 1} if setup.fabric else None,
-        *(field.name for field in fields(Fabric)),
+        lambda setup: {setup.fabric: 1} if setup.fabric else None,
+        *Fabric._fields,
         source="nvmlDeviceGetGpuFabricInfoV",
         since="Hopper",
     ),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pynvml
@@ -43,8 +42,7 @@ _FABRIC_STATES = {
 }
 
 
-@dataclass(frozen=True)
-class Modes:
+class Modes(NamedTuple):
     """Modes that an administrator sets, as text."""
 
     persistence: str
@@ -54,8 +52,7 @@ class Modes:
     ecc: str
 
 
-@dataclass(frozen=True)
-class Fabric:
+class Fabric(NamedTuple):
     """A GPU's registration with an NVSwitch fabric. NVLink is unusable until `state` is completed."""
 
     state: str
