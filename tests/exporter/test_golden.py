@@ -1,13 +1,17 @@
 """Golden files: `/metrics` of a simulated node with every collector, and a rank's record, compared byte by byte.
 
+Of the same page in the OpenMetrics format, and of a node with a split GPU, only the difference is described.
+
 Both are interfaces for dashboards, rules and other programs. Run this test with `RANKSCOPE_GOLDEN=1` to rewrite the
 golden files, and review the difference.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -155,30 +159,46 @@ def train(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return job
 
 
-PAGES = {
-    "metrics.txt": (SCENARIO, "text/plain"),
-    "openmetrics.txt": (SCENARIO, "application/openmetrics-text;version=1.0.0"),
-    "mig.txt": (SPLIT, "text/plain"),
-}
+@pytest.fixture
+def page(machine, run_dir, tmp_path, monkeypatch) -> Callable[..., bytes]:
+    """Return a function that returns the node's page with GPUs of a scenario, in a format."""
+
+    def rendered(scenario: str, accept: str = "text/plain") -> bytes:
+        write_processes(tmp_path)
+        train(run_dir, monkeypatch)
+        monkeypatch.setattr("time.time", lambda: START)
+        monkeypatch.setattr(platform, "python_version", lambda: "3.11.7")
+        monkeypatch.setattr(exporter_collector, "__version__", "0.1.0")
+        node = Node(machine(scenario), run_dir, tmp_path)
+        node.sample(SECONDS)
+        scan = node.scan()
+        scrape = Scrape(node.collectors(lambda collector: collector.poll(scan)), clock=lambda: 0.0)
+        body, _ = scrape.render(accept, "")
+        succeeded = [line for line in body.splitlines() if line.startswith(b"rankscope_exporter_collector_success{")]
+        assert len(succeeded) == len(registry.COLLECTORS) + 1
+        assert all(line.endswith(b" 1.0") for line in succeeded)
+        return body
+
+    return rendered
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_nodes_metrics_are_unchanged(machine, run_dir, tmp_path, monkeypatch, name) -> None:
-    scenario, accept = PAGES[name]
-    write_processes(tmp_path)
-    train(run_dir, monkeypatch)
-    monkeypatch.setattr("time.time", lambda: START)
-    monkeypatch.setattr(platform, "python_version", lambda: "3.11.7")
-    monkeypatch.setattr(exporter_collector, "__version__", "0.1.0")
-    node = Node(machine(scenario), run_dir, tmp_path)
-    node.sample(SECONDS)
-    scan = node.scan()
-    scrape = Scrape(node.collectors(lambda collector: collector.poll(scan)), clock=lambda: 0.0)
-    body, _ = scrape.render(accept, "")
-    succeeded = [line for line in body.splitlines() if line.startswith(b"rankscope_exporter_collector_success{")]
-    assert len(succeeded) == len(registry.COLLECTORS) + 1
-    assert all(line.endswith(b" 1.0") for line in succeeded)
-    compare(name, body)
+def test_a_nodes_metrics_are_unchanged(page) -> None:
+    compare("metrics.txt", page(SCENARIO))
+
+
+def test_a_node_with_a_split_gpu_has_other_lines(page) -> None:
+    lines = (text.decode().splitlines(keepends=True) for text in ((HERE / "metrics.txt").read_bytes(), page(SPLIT)))
+    _, _, *changed = difflib.unified_diff(*lines, n=0)
+    compare("mig.diff", "".join(line for line in changed if not line.startswith("@@")).encode())
+
+
+def test_openmetrics_has_the_same_lines_without_the_suffix_of_a_counters_name(page) -> None:
+    text = (HERE / "metrics.txt").read_bytes()
+    body = re.sub(rb"^(# TYPE .*)(?<!_total) counter$", rb"\1 unknown", text, flags=re.M)
+    body = re.sub(rb"^(# HELP \S+)_total (.*\n# TYPE \S+)_total counter$", rb"\1 \2 counter", body, flags=re.M)
+    found = page(SCENARIO, "application/openmetrics-text;version=1.0.0")
+    assert found.splitlines() == [*body.splitlines(), b"# EOF"]
+    assert found.endswith(b"# EOF\n")
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="records use the machine's byte order")
