@@ -8,6 +8,7 @@ import pickle
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,22 +46,24 @@ def large_group() -> bytes:
     return pickle.dumps({"entries": [{**ENTRY, "collective_seq_id": 4}], "pg_config": ranks})
 
 
-DUMPS = {
-    "lists in lists as entries": pickle.dumps({"entries": nested()}),
-    "lists in lists as a name": pickle.dumps({"entries": [{**ENTRY, "process_group": nested()}]}),
-    "lists in lists as ranks": pickle.dumps({"entries": [], "pg_config": {"0": {"ranks": nested()}}}),
-    "lists in lists as sizes": pickle.dumps({"entries": [{**ENTRY, "collective_seq_id": 1, "input_sizes": nested()}]}),
-    "tuples in tuples as a key": key((pickle.BINPUT + b"\0" + pickle.BINGET + b"\0" + pickle.TUPLE2) * 60),
-    "a deep tuple as a key": key(pickle.TUPLE1 * MANY),
-    "a large index": b"\x80\x04Nr\xff\xff\xff\x0f.",
-    "a large length": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",
-    "one entry a million times": repeated_entries(),
-    "a group of a million ranks": large_group(),
-    "many empty dictionaries": b"\x80\x04(" + b"}" * (60 * 2**20) + b"l.",
-    "many empty lists in JSON": b"[" + b"[]," * (20 * 2**20) + b"[]]",
-    "nested brackets": b'{"entries":' + b"[" * 100_000,
-    "a number of 5,000 digits": json.dumps({"entries": []}).encode()[:-2] + b"9" * 5000 + b"]}",
-    "bytes that are no text": b'{"' + b"\xff" * 2**20,
+DUMPS: dict[str, Callable[[], bytes]] = {
+    "lists in lists as entries": lambda: pickle.dumps({"entries": nested()}),
+    "lists in lists as a name": lambda: pickle.dumps({"entries": [{**ENTRY, "process_group": nested()}]}),
+    "lists in lists as ranks": lambda: pickle.dumps({"entries": [], "pg_config": {"0": {"ranks": nested()}}}),
+    "lists in lists as sizes": lambda: pickle.dumps(
+        {"entries": [{**ENTRY, "collective_seq_id": 1, "input_sizes": nested()}]}
+    ),
+    "tuples in tuples as a key": lambda: key((pickle.BINPUT + b"\0" + pickle.BINGET + b"\0" + pickle.TUPLE2) * 60),
+    "a deep tuple as a key": lambda: key(pickle.TUPLE1 * MANY),
+    "a large index": lambda: b"\x80\x04Nr\xff\xff\xff\x0f.",
+    "a large length": lambda: b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",
+    "one entry a million times": repeated_entries,
+    "a group of a million ranks": large_group,
+    "many empty dictionaries": lambda: b"\x80\x04(" + b"}" * (60 * 2**20) + b"l.",
+    "many empty lists in JSON": lambda: b"[" + b"[]," * (20 * 2**20) + b"[]]",
+    "nested brackets": lambda: b'{"entries":' + b"[" * 100_000,
+    "a number of 5,000 digits": lambda: json.dumps({"entries": []}).encode()[:-2] + b"9" * 5000 + b"]}",
+    "bytes that are no text": lambda: b'{"' + b"\xff" * 2**20,
 }
 
 
@@ -95,7 +98,7 @@ def test_without_an_attack_the_late_rank_is_named(dumps: Path) -> None:
 @pytest.mark.parametrize("kind", DUMPS)
 def test_a_hostile_dump_costs_only_its_rank(dumps: Path, kind: str) -> None:
     hostile = dumps / "nccl_trace_rank_3"
-    hostile.write_bytes(DUMPS[kind])
+    hostile.write_bytes(DUMPS[kind]())
     answer = hang(dumps)
     assert (answer.returncode, answer.stderr) == (0, "")
     first, *_, last = answer.stdout.splitlines()
