@@ -345,18 +345,13 @@ def test_every_link_leads_to_a_dashboard_with_its_variables(model: dict[str, Any
 def test_every_link_keeps_the_time_and_the_data_source(model: dict[str, Any]) -> None:
     for _, query in to_dashboards(model):
         assert {"${__url_time_range}", "${datasource:queryparam}"} <= set(query)
-    for link in model["links"]:
-        assert link["keepTime"]
-        assert link["includeVars"]
 
 
 @each_dashboard
-def test_a_link_uses_columns_and_variables_that_exist(model: dict[str, Any]) -> None:
+def test_a_link_uses_variables_that_exist(model: dict[str, Any]) -> None:
     names = {variable["name"] for variable in model["templating"]["list"]}
     for panel in (panel for panel in all_panels(model) if panel["type"] == "table"):
-        titles = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
         urls = " ".join(link["url"] for link in links({"panels": [panel]}))
-        assert set(re.findall(r'__data\.fields\["([^"]+)"\]', urls)) <= titles
         assert set(re.findall(r"\$\{(\w+)(?::\w+)?\}", urls)) - {"__url_time_range"} <= names
 
 
