@@ -22,7 +22,7 @@ installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm browser demo check say-check test lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways endings gauntlet succession nodes month-local serving-pods soak siege other-servers packages slurm kubernetes job-reports hang-captures measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm browser demo check say-check unit-tests test tests-at-once lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways endings gauntlet succession nodes month-local serving-pods soak siege other-servers packages slurm kubernetes job-reports hang-captures measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -31,7 +31,9 @@ demo: $(call installed,train) servers ## show two faults and their notifications
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
 
 check: say-check $(call installed,check) ## run ruff, codespell, mypy, and the tests that need no torch, process, server or sleep (under a minute)
-	@$(LINT)
+	@$(MAKE) --no-print-directory --jobs=2 lint unit-tests
+
+unit-tests: $(call installed,check)
 	@$(PYTESTS) -n 2 --dist loadfile --quiet -m unit
 
 say-check:
@@ -42,9 +44,12 @@ test: venv
 	@$(PYTESTS) $(PYTEST)
 else
 test: venv servers helm browser ## run linters, the type checker and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
-	@$(LINT)
-	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE)
+	@$(MAKE) --no-print-directory --jobs=2 lint tests-at-once
+	@$(PYTESTS) --durations=10 $(ALONE)
 endif
+
+tests-at-once: venv
+	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone'
 
 lint: $(call installed,check) ## run ruff, codespell and mypy --strict; mypy checks only changes since its last run
 	@$(LINT)
