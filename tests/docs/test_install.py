@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from testing.job.device import GLOO
 from testing.servers import free_port
 
 from rankscope.record.writer import SYSTEM_RUN_DIR
@@ -32,8 +33,8 @@ PRINTED = {
     "upgrade.md": [],
 }
 """The expected output of each page's commands, in this order. No command may fail."""
-ALONE = {"one-box.md": [pytest.mark.alone, pytest.mark.xdist_group("shipped")]}
-"""The page whose job's alerts are checked, in one worker with the demo."""
+ALONE = {"one-box.md": [pytest.mark.alone, pytest.mark.xdist_group(GLOO)]}
+"""The page whose job's alerts are checked, in the worker of the gauntlet over gloo: the demo's takes longer."""
 
 
 def blocks(page: str, language: str) -> list[str]:
