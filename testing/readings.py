@@ -67,6 +67,10 @@ EARLY = Thresholds(pace_known_after=45.0)
 """Thresholds with a pace after few steps, because a test does not make three hundred."""
 
 
+WARM_UP_EVERY = 5
+"""Seconds between two readings of the healthy training at the begin of a test."""
+
+
 @dataclass
 class _Rank:
     number: int
@@ -124,12 +128,22 @@ class Training:
         """Train, and yield the readings of each n-th second. The changes apply to steps that begin in that time."""
         until = self.now + seconds
         while self.now < until:
-            self.now += 1.0
-            while self._step_began + self._length <= self.now:
-                self._finish_step()
-                self._begin_step(changes)
+            self._train_a_second(changes)
             if self.now % every == 0:
-                yield self.now, {rank.number: self.adjust(self._reading(rank)) for rank in self._ranks}
+                yield self.now, self._readings()
+
+    def read_after(self, seconds: float, *changes: Change) -> Readings:
+        """Train, and return only the readings at the end."""
+        until = self.now + seconds
+        while self.now < until:
+            self._train_a_second(changes)
+        return self._readings()
+
+    def _train_a_second(self, changes: tuple[Change, ...]) -> None:
+        self.now += 1.0
+        while self._step_began + self._length <= self.now:
+            self._finish_step()
+            self._begin_step(changes)
 
     def _begin_step(self, changes: tuple[Change, ...]) -> None:
         for rank in self._ranks:
@@ -156,6 +170,9 @@ class Training:
     def _is_measured(self) -> bool:
         """Return whether the step that has just ended was measured."""
         return self._clock == HOST or is_sampled(self._steps, self._sampling_level)
+
+    def _readings(self) -> Readings:
+        return {rank.number: self.adjust(self._reading(rank)) for rank in self._ranks}
 
     def _reading(self, rank: _Rank) -> RankReading:
         seconds, since, phase = dict(rank.seconds), self._step_began, ""
@@ -201,17 +218,21 @@ class Training:
 class Trial:
     """A run and its judge, with every verdict."""
 
-    def __init__(self, training: Training | None = None, thresholds: Thresholds = EARLY, every: int = 1) -> None:
+    def __init__(
+        self, training: Training | None = None, thresholds: Thresholds = EARLY, every: int | None = None
+    ) -> None:
         self.training = training or Training()
-        self.every = every
+        self.every = every or 1
         """The seconds between two readings: several make a test of hours short."""
+        self._warm_up_every = every or WARM_UP_EVERY
         self.judge = RunJudge(RUN, thresholds)
         self.verdicts: list[Verdict] = []
 
     def train(self, seconds: float, *changes: Change) -> Verdict:
-        """Train and return the last verdict."""
-        moments = self.training.train(seconds, *changes, every=self.every)
-        self.verdicts += [self.judge.update(*moment) for moment in moments]
+        """Train and return the last verdict. Without `every`, healthy training before the first change is read less."""
+        is_warm_up = not ({*changes} - {drift} or self.verdicts or seconds % WARM_UP_EVERY)
+        every = self._warm_up_every if is_warm_up else self.every
+        self.verdicts += [self.judge.update(*moment) for moment in self.training.train(seconds, *changes, every=every)]
         return self.verdicts[-1]
 
     def trained(self, seconds: float, *changes: Change) -> Trial:
@@ -240,8 +261,7 @@ class Trial:
 
 def window(training: Training, *changes: Change, seconds: float = 20.0) -> Window:
     """Return a detector's input after healthy training, then `seconds` of training with these changes."""
-    *_, (_, before) = training.train(10.0)
-    *_, (_, now) = training.train(seconds, *changes)
+    before, now = training.read_after(10.0), training.read_after(seconds, *changes)
     facts, thresholds = compare(RUN, before, now), Thresholds()
     return Window(facts, lost(facts, thresholds), thresholds)
 

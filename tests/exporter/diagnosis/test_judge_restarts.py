@@ -68,7 +68,7 @@ def test_a_restart_of_the_exporter_keeps_an_open_finding() -> None:
 
 
 def test_a_finding_stays_open_between_its_events_over_a_restart_of_the_exporter() -> None:
-    trial = Trial()
+    trial = Trial(every=2)
     (before,) = trial.train(900, spend("other", 12.0, 1, every=150)).findings
     trial.judge = restarted(trial)
     (after,) = trial.train(60).findings
@@ -88,7 +88,7 @@ def test_a_run_that_ended_while_the_exporter_was_down_has_no_open_finding(reason
 def test_a_damaged_finding_is_refused_or_ends_normally(value) -> None:
     trial = Trial().trained(30, SLOW)
     saved = json.dumps(trial.judge.state(30.0))
-    moments = [*trial.training.train(40)]
+    moments = [*trial.training.train(40, every=4)]
     (first,) = json.loads(saved)["findings"]
     records = {(): first, (0,): first[0], (0, 0): first[0][0]}
     places = [(*path, number) for path, record in records.items() for number in range(len(record))]

@@ -26,8 +26,7 @@ GPUS = {f"GPU-{number}" for number in range(8)}
 
 def readings(count: int = 2, **changes: Any) -> list[RankReading]:
     """Return all ranks of a run after a minute."""
-    *_, (_, found) = Training(count).train(60)
-    return [replace(reading, **changes) for reading in found.values()]
+    return [replace(reading, **changes) for reading in Training(count).read_after(60).values()]
 
 
 def judged(ranks: Iterable[RankReading], run: Run = RUN) -> Judged:

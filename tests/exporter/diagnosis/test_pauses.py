@@ -48,7 +48,7 @@ def test_a_run_that_hangs_does_not_train_on_the_cpu() -> None:
 
 @pytest.mark.parametrize(("phase", "every"), [("evaluation", 780), ("checkpoint", 1000)])
 def test_low_utilization_goes_on_over_pauses(phase, every) -> None:
-    trial = Trial(Training(1, adjust=underused))
+    trial = Trial(Training(1, adjust=underused), every=5).trained(5)
     for _ in range(2):
         trial.train(1, spend(phase, 20.0))
         trial.train(every)
@@ -100,7 +100,9 @@ def test_an_exporter_that_starts_during_a_hang_knows_the_pace_from_the_records(l
     thresholds = replace(EARLY, stuck=60.0)
     watched = Trial(thresholds=thresholds).trained(10)
     watched.train(1, spend("backward", longest))
+    watched.every = 5
     watched.train(250 + longest)
+    watched.every = 1
     watched.train(1, hang("backward", 2))
     onset = watched.verdicts[-1].facts.ranks[2].now.last_progress
     started = Trial(watched.training, thresholds)

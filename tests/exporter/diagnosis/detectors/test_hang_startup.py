@@ -76,10 +76,12 @@ IDLE = Rank(cpu=working(1.0, STALLED_AT + 8.0))
 """It works for some seconds after its last event, and then stops."""
 
 
-def start(*ranks: Rank, seconds: float = 20 * MINUTE) -> tuple[Mapping[float, Verdict], float | None, Finding | None]:
+def start(
+    *ranks: Rank, seconds: float = 20 * MINUTE, every: int = 1
+) -> tuple[Mapping[float, Verdict], float | None, Finding | None]:
     """Return the verdicts by the seconds since the last event, and when the run hangs with the finding."""
     judge, verdicts = RunJudge(RUN), dict[float, Verdict]()
-    for second in range(1, int(STALLED_AT + seconds) + 1):
+    for second in range(int(STALLED_AT) % every or every, int(STALLED_AT + seconds) + 1, every):
         at = float(second)
         readings = {number: one.reading(number, at) for number, one in enumerate(ranks)}
         verdicts[at - STALLED_AT] = verdict = judge.update(at, readings)
@@ -123,9 +125,9 @@ def test_a_rank_that_stops_before_its_first_step_is_a_hang_within_90_seconds(wai
     ],
 )
 def test_a_rank_that_works_for_the_others_is_named_and_is_no_hang(waiting, late) -> None:
-    verdicts, after, _ = start(late, waiting, seconds=11 * MINUTE)
+    verdicts, after, _ = start(late, waiting, seconds=11 * MINUTE, every=3)
     assert after is None
-    for seconds in (6.0, 45.0, 90.0, 599.0):
+    for seconds in (6.0, 45.0, 90.0, 600.0):
         (pending,) = (one for one in verdicts[seconds].pending if one.candidate.kind == "hang")
         assert pending.candidate.place.rank == 0
         if seconds >= 45.0:

@@ -31,7 +31,7 @@ def found(quantity: str, by_rank: dict[int, Logged], seconds: float = 150.0) -> 
     def adjust(one: RankReading) -> RankReading:
         return replace(one, **{quantity: by_rank[one.rank](one.at)}) if one.rank in by_rank else one
 
-    trial = Trial(Training(4, adjust=adjust))
+    trial = Trial(Training(4, adjust=adjust), every=1)
     trial.train(seconds)
     assert trial.kinds() <= {KIND}
     return trial.opened(KIND)

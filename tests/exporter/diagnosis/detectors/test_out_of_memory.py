@@ -58,7 +58,7 @@ def growing(per_hour: float, start: float = 40.0, headroom: float = 10.0) -> Cha
 
 
 def found(adjust: Adjust, minutes: float = 25.0, training: Training | None = None) -> Finding | None:
-    trial = Trial(training or Training(2), every=5)
+    trial = Trial(training or Training(2), every=10)
     trial.training.adjust = adjust
     trial.train(minutes * MINUTE)
     return next(iter(trial.opened(out_of_memory.KIND)), None)

@@ -26,9 +26,9 @@ def unchanged(one: RankReading) -> RankReading:
 def suspended(trial: Trial, slow_start: float = 0.0) -> Trial:
     """Suspend the run in a step. After it is continued, the step takes so many more seconds."""
     trial.train(1, spend("other", SUSPENDED + slow_start, 0))
-    trial.training.adjust = stopped()
+    trial.training.adjust, trial.every = stopped(), 5
     trial.train(SUSPENDED - 2)
-    trial.training.adjust = unchanged
+    trial.training.adjust, trial.every = unchanged, 1
     return trial
 
 
