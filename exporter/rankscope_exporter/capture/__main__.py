@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from rankscope_exporter.capture import folder
 from rankscope_exporter.capture.capturing import capture
+from rankscope_exporter.capture.child import limit_memory
 from rankscope_exporter.capture.folder import FolderError
 from rankscope_exporter.capture.request import parse
 from rankscope_exporter.capture.settings import PY_SPY
@@ -31,17 +31,9 @@ def run_idle() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def limit_memory() -> None:
-    """Limit this process's memory, and let the kernel end it before any other if memory runs out."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most), most))
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
 def main() -> None:
     """Capture, after the removal of captures beyond the limits."""
-    limit_memory()
+    limit_memory(MEMORY)
     job = json.load(sys.stdin)
     if job["stacks"] != PY_SPY:  # it pauses the ranks, and must not wait for CPU time meanwhile
         run_idle()

@@ -58,15 +58,19 @@ def _collect(child: subprocess.Popen[bytes], parts: list[bytes]) -> None:
             parts.append(part)
 
 
+def limit_memory(limit: int) -> None:
+    """Limit this process's address space in bytes, and let the kernel end it before any other if memory runs out."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def serve(function: Callable[..., str]) -> None:
     """Print what a function returns for the arguments of `run_child`, as the process that is ended first."""
     os.write(1, STARTED)
     os.nice(19)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    limit_memory(MEMORY)
     try:
         text, status = function(*json.loads(sys.argv[1])), 0
     except UnavailableError as error:
