@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
+from rankscope.cli.explaining.fetching import within
 from rankscope.cli.printable import printable
 from rankscope.cli.stack_groups import describe_difference, group_stacks
 from rankscope.record.process_stat import exists, is_running
@@ -103,24 +103,17 @@ def _sources(request: Request, ranks: Sequence[CapturedRank], places: Sequence[P
 def _read(sources: Iterator[Source], deadline: float) -> Iterator[Outcome]:
     """Read the sources one after the other, each on a thread, which does not delay the next one if it hangs."""
     for name, title, read in sources:
-        began = time.monotonic()
-        found: list[str] = []
-        failed: list[str] = []
-        thread = Thread(target=_call, args=(read, found, failed), daemon=True)
-        thread.start()
-        thread.join(max(0.0, min(SOURCE_SECONDS, deadline - began)))
-        reason = failed[0] if failed else "" if found else "no answer in time"
-        text = "".join(f"{printable(line, LINE_LIMIT)}\n" for line in found[0].split("\n")) if any(found) else ""
-        yield Outcome(name, title, text, reason or ("" if text else "empty"), time.monotonic() - began)
-
-
-def _call(read: Callable[[], str], found: list[str], failed: list[str]) -> None:
-    try:
-        found.append(read().rstrip("\n"))
-    except UnavailableError as error:
-        failed.append(str(error))
-    except Exception as error:  # a source of hostile content must not cost the others
-        failed.append(f"failed: {error!r}")
+        began, found, reason = time.monotonic(), "", "empty"
+        try:
+            found = within(max(0.0, min(SOURCE_SECONDS, deadline - began)), read).rstrip("\n")
+        except UnavailableError as error:
+            reason = str(error)
+        except TimeoutError:
+            reason = "no answer in time"
+        except Exception as error:  # a source of hostile content must not cost the others
+            reason = f"failed: {error!r}"
+        text = "".join(f"{printable(line, LINE_LIMIT)}\n" for line in found.split("\n")) if found else ""
+        yield Outcome(name, title, text, "" if text else reason, time.monotonic() - began)
 
 
 def _dumps(ranks: Sequence[CapturedRank], places: Sequence[Place], folder: Path) -> str:

@@ -14,11 +14,10 @@ import re
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 
+from rankscope.cli.explaining.fetching import within
 from rankscope.cli.printable import printable
 from rankscope_exporter.capture.ras_answer import describe_answer
 from rankscope_exporter.capture.sockets import PROCFS, Address, find_owners, plain_host, read_sockets
@@ -100,17 +99,12 @@ def _port(environment: Path) -> int:
 
 def _in_namespace(pid: int, ask: Callable[[], str], procfs: Path) -> str:
     """Call a function on a new thread that has entered the network namespace of a process. Other threads stay."""
-    answer: Future[str] = Future()
 
-    def run() -> None:
-        try:
-            _enter(procfs / str(pid) / "ns/net")
-            answer.set_result(ask())
-        except Exception as error:  # raised again where the result is read
-            answer.set_exception(error)
+    def run() -> str:
+        _enter(procfs / str(pid) / "ns/net")
+        return ask()
 
-    Thread(target=run, name="ras", daemon=True).start()
-    return answer.result()
+    return within(SECONDS, run)
 
 
 def _enter(namespace: Path) -> None:
