@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from rankscope_exporter.dcgm import xid
 from rankscope_exporter.dcgm.labels import NO_HOLDER, NO_INSTANCE, holder_values, identity_values, instance_values
 from rankscope_exporter.dcgm.metrics import COUNTS, METRICS, WHOLE_GPU, CollectorReadings, Framebuffers
-from rankscope_exporter.dcgm.recent import Recent
+from rankscope_exporter.dcgm.recent import Amounts, averaging
 from rankscope_exporter.exposition.metric import Declaration, Values
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector
 from rankscope_exporter.gpu.collectors import allocation, gpu, memory, mig
@@ -28,17 +28,15 @@ class Averages:
     """Enabled collectors, wrapped to compute averages where dcgm-exporter has a gauge."""
 
     def __init__(self, collectors: Iterable[GpuCollector[Any]]) -> None:
-        given = list(collectors)
-        self._recent = {
-            collector.name: Recent(collector, COUNTS[collector.name]) for collector in given if collector.name in COUNTS
-        }
-        self.collectors = [self._recent[c.name].collector if c.name in self._recent else c for c in given]
+        self._rates: dict[str, dict[str, Amounts]] = {name: {} for name in COUNTS}
+        self.collectors = [
+            averaging(one, COUNTS[one.name], self._rates[one.name]) if one.name in COUNTS else one for one in collectors
+        ]
         """The collectors that the sampler reads, in the given order."""
 
     def averaged(self, collector: GpuCollector[Any], gpu: Gpu, reading: Any) -> Any:
         """Return the collector's averages if it has any, the reading otherwise."""
-        recent = self._recent.get(collector.name)
-        return recent.rates(gpu) if recent else reading
+        return self._rates[collector.name].get(gpu.uuid, {}) if collector.name in COUNTS else reading
 
 
 class DcgmCollector:
@@ -59,9 +57,9 @@ class DcgmCollector:
         readings_by_gpu = self._readings_by_gpu()
         values: dict[Declaration, LabeledValues] = {metric: {} for metric in METRICS}
         for device, readings in readings_by_gpu.items():
-            labels = _Labels(device, readings)
+            labels = _labels(device, readings)
             for metric in METRICS:
-                values[metric] |= labels.label(metric.values(readings))
+                values[metric] |= _labeled(metric.values(readings), labels)
         values[xid.METRIC] = self._xids(readings_by_gpu)
         return [metric.family(labeled) for metric, labeled in values.items() if labeled]
 
@@ -89,25 +87,19 @@ class DcgmCollector:
         return found
 
 
-class _Labels:
-    """The labels of one GPU's values."""
+def _labels(device: Gpu, readings: CollectorReadings) -> Mapping[str, tuple[str, ...]]:
+    """Return the values of LABELS by instance. Holders are known only for the whole GPU, not for an instance."""
+    identity = identity_values(device, readings[gpu.COLLECTOR.name])
+    holders = holder_values(readings.get(allocation.COLLECTOR.name))
+    by_instance = {name: (*identity, *of, *NO_HOLDER) for name, of in instance_values(_instances(readings)).items()}
+    return {**by_instance, WHOLE_GPU: (*identity, *NO_INSTANCE, *holders)}
 
-    def __init__(self, device: Gpu, readings: CollectorReadings) -> None:
-        self._identity = identity_values(device, readings[gpu.COLLECTOR.name])
-        self._instances = instance_values(_instances(readings))
-        self._holders = holder_values(readings.get(allocation.COLLECTOR.name))
 
-    def label(self, values: Values) -> LabeledValues:
-        """Return the known values by label values. Holders are known only for a whole GPU, not for an instance."""
-        found: LabeledValues = {}
-        for instance, value in (values if isinstance(values, Mapping) else {WHOLE_GPU: values}).items():
-            if value is None:
-                continue
-            if instance == WHOLE_GPU:
-                found[(*self._identity, *NO_INSTANCE, *self._holders)] = value
-            elif instance in self._instances:
-                found[(*self._identity, *self._instances[instance], *NO_HOLDER)] = value
-        return found
+def _labeled(values: Values, labels: Mapping[str, tuple[str, ...]]) -> LabeledValues:
+    """Return the known values by label values."""
+    by_instance = values if isinstance(values, Mapping) else {WHOLE_GPU: values}
+    known = {name: value for name, value in by_instance.items() if value is not None}
+    return {labels[str(name)]: value for name, value in known.items() if name in labels}
 
 
 def _instances(readings: CollectorReadings) -> list[MigInstance]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from rankscope_exporter.gpu.collector import Gpu, GpuCollector, Reader, Tick
+from rankscope_exporter.gpu.collector import GpuCollector, Reader, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 
 R = TypeVar("R")
@@ -20,19 +20,13 @@ Amounts = Mapping[tuple[str, str], float]
 """Cumulative counts, or their increase per second, by GPU instance and quantity."""
 
 
-class Recent(Generic[R]):
-    """A collector whose counters are averaged in the thread that reads them, so scrapers do not affect each other."""
+def averaging(collector: GpuCollector[R], counts: Callable[[R], Amounts], rates: dict[str, Amounts]) -> GpuCollector[R]:
+    """Return the collector to read instead of this one. It averages in the thread that reads, and not for each scrape.
 
-    def __init__(self, collector: GpuCollector[R], counts: Callable[[R], Amounts]) -> None:
-        """Wrap `collector`. `counts` extracts the counters from a reading."""
-        self._counts = counts
-        self._rates: dict[str, Amounts] = {}
-        self.collector = replace(collector, reader=lambda: _Averaging(collector.reader(), self._counts, self._rates))
-        """The collector to read instead of the given one."""
-
-    def rates(self, gpu: Gpu) -> Amounts:
-        """Return the increase per second of every quantity that has two readings."""
-        return self._rates.get(gpu.uuid, {})
+    `counts` extracts the counters from a reading. The increase per second of every quantity that has two readings is
+    in `rates`, by the GPU's UUID.
+    """
+    return replace(collector, reader=lambda: _Averaging(collector.reader(), counts, rates))
 
 
 class _Averaging(Generic[R]):

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from rankscope_exporter.dcgm.recent import WINDOW, Recent
-from rankscope_exporter.gpu.collector import Gpu, GpuCollector, Tick
+from rankscope_exporter.dcgm.recent import WINDOW, Amounts, averaging
+from rankscope_exporter.gpu.collector import GpuCollector, Tick
 from rankscope_exporter.gpu.collectors import load
 from rankscope_exporter.gpu.nvml.errors import DriverError
 
 Counts = dict[str, float] | None
-GPU = Gpu(0, "GPU-0")
+UUID = "GPU-0"
 
 
 class FakeDevice:
     """The part of a device that an average uses."""
 
-    uuid = GPU.uuid
+    uuid = UUID
 
 
 class AveragedCollector:
@@ -29,8 +29,11 @@ class AveragedCollector:
         self._next: Counts = None
         self.during: dict[str, float] = {}  # rates during the reading, as a concurrent scrape gets them
         collector: GpuCollector[dict[str, float]] = GpuCollector("s", "", lambda: self._answer, ())
-        self._recent = Recent(collector, lambda counts: {("", name): count for name, count in counts.items()})
-        self._read: Callable[[Any, Tick], Counts] = self._recent.collector.reader()
+        self._averages: dict[str, Amounts] = {}
+        averaged = averaging(
+            collector, lambda counts: {("", name): count for name, count in counts.items()}, self._averages
+        )
+        self._read: Callable[[Any, Tick], Counts] = averaged.reader()
 
     def after(self, elapsed: float, counts: Counts) -> dict[str, float]:
         """Return the rates after a reading."""
@@ -43,7 +46,7 @@ class AveragedCollector:
         return self._next
 
     def _rates(self) -> dict[str, float]:
-        return {name: rate for (_, name), rate in self._recent.rates(GPU).items()}
+        return {name: rate for (_, name), rate in self._averages.get(UUID, {}).items()}
 
 
 def test_one_reading_has_no_average() -> None:
@@ -108,9 +111,9 @@ timeline:
     - {at: 5, fails: {nvmlDeviceGetSamples: UNKNOWN}}
     - {at: 6, fails: {}}
 """)
-    recent = Recent(load.COLLECTOR, lambda loads: {("", "gpu"): loads["gpu"].busy_seconds})
-    device, read, clock = simulated.device(), recent.collector.reader(), simulated.clock
-    gpu = Gpu(0, device.uuid)
+    rates: dict[str, Amounts] = {}
+    collector = averaging(load.COLLECTOR, lambda loads: {("", "gpu"): loads["gpu"].busy_seconds}, rates)
+    device, read, clock = simulated.device(), collector.reader(), simulated.clock
     seen = []
     for _ in range(9):
         clock.advance(1)
@@ -119,9 +122,9 @@ timeline:
         except DriverError:
             seen.append("failed")
         else:
-            seen.append(recent.rates(gpu).get(("", "gpu")))
+            seen.append(rates[device.uuid].get(("", "gpu")))
         if seen[-1] == "failed":
-            assert recent.rates(gpu) == {}
+            assert rates[device.uuid] == {}
     failed = seen.index("failed")
     assert seen[failed - 1] == pytest.approx(1)
     assert seen[failed + 1] is None
