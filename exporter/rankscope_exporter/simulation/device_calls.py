@@ -8,13 +8,14 @@ import pynvml
 
 from rankscope_exporter.gpu.nvml.health import ERROR_KINDS, LOCATIONS
 from rankscope_exporter.simulation.gpu import SimulatedGpu
-from rankscope_exporter.simulation.symbols import numbers, symbol
+from rankscope_exporter.simulation.symbols import structs, symbol, values
 
 BAR1 = 2**30  # mapped bytes; the window is as large as the memory
 LOWEST_POWER_LIMIT = 0.3
+SLOWDOWN = 89
 THRESHOLDS = {  # °C, like those of an A100
     pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 92,
-    pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: SLOWDOWN,
     pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX: 95,
     pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: 85,
 }
@@ -26,7 +27,7 @@ ECC_LOCATIONS = {LOCATIONS[name]: name for name in ("dram", "sram")}
 ECC_KINDS = {number: name for name, number in ERROR_KINDS.items()}
 
 
-numbers(
+values(
     {
         "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu, _: round(gpu.model.power_max * 1000),  # milliwatts
         "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu, t: (
@@ -40,31 +41,40 @@ numbers(
         "nvmlDeviceGetPersistenceMode": lambda gpu, t: int(gpu.state(t).persistence),
         "nvmlDeviceGetComputeMode": lambda _gpu, _: int(pynvml.NVML_COMPUTEMODE_DEFAULT),
         "nvmlDeviceGetVirtualizationMode": lambda _gpu, _: int(pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE),
+        "nvmlDeviceGetPowerManagementLimitConstraints": lambda gpu, _: (
+            round(gpu.model.power_max * LOWEST_POWER_LIMIT * 1000),
+            round(gpu.model.power_max * 1000),
+        ),
+        "nvmlDeviceGetEccMode": lambda _gpu, _: (pynvml.NVML_FEATURE_ENABLED, pynvml.NVML_FEATURE_ENABLED),
         "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, _: 7 if gpu.model.since("ampere") else 0,
     }
 )
-
-
-@symbol("nvmlDeviceGetBAR1MemoryInfo")
-def _bar1(gpu: SimulatedGpu, _t: float, info: Any) -> None:
-    info.bar1Total, info.bar1Used = gpu.model.memory, BAR1
-    info.bar1Free = info.bar1Total - info.bar1Used
-
-
-@symbol("nvmlDeviceGetPowerManagementLimitConstraints")
-def _power_limit_range(gpu: SimulatedGpu, _t: float, lowest: Any, highest: Any) -> None:
-    lowest.value = round(gpu.model.power_max * LOWEST_POWER_LIMIT * 1000)
-    highest.value = round(gpu.model.power_max * 1000)
+values(
+    {"nvmlDeviceGetMigMode": lambda gpu, _: (bool(gpu.model.mig), bool(gpu.model.mig))},  # current and pending
+    supported_by=lambda model: model.since("ampere"),
+)
+structs(
+    {
+        "nvmlDeviceGetBAR1MemoryInfo": lambda gpu, _: {
+            "bar1Total": gpu.model.memory,
+            "bar1Used": BAR1,
+            "bar1Free": gpu.model.memory - BAR1,
+        }
+    }
+)
+structs(
+    {"nvmlDeviceGetMarginTemperature": lambda gpu, t: {"marginTemperature": round(SLOWDOWN - gpu.temperature(t))}},
+    supported_by=lambda model: model.since("hopper"),
+)
+structs(
+    {"nvmlDeviceGetRowRemapperHistogram": lambda _gpu, _: {"max": BANKS}},
+    supported_by=lambda model: model.since("ampere"),
+)
 
 
 @symbol("nvmlDeviceGetTemperatureThreshold", supported_by=lambda model: not model.since("hopper"))
 def _threshold(_gpu: SimulatedGpu, _t: float, threshold: Any, celsius: Any) -> None:
     celsius.value = THRESHOLDS[threshold.value]
-
-
-@symbol("nvmlDeviceGetMarginTemperature", supported_by=lambda model: model.since("hopper"))
-def _margin(gpu: SimulatedGpu, t: float, info: Any) -> None:
-    info.marginTemperature = round(THRESHOLDS[pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN] - gpu.temperature(t))
 
 
 @symbol("nvmlDeviceGetMemoryErrorCounter")
@@ -75,27 +85,12 @@ def _memory_errors(gpu: SimulatedGpu, t: float, kind: Any, _span: Any, location:
     return None
 
 
-@symbol("nvmlDeviceGetRowRemapperHistogram", supported_by=lambda model: model.since("ampere"))
-def _row_remapper_histogram(_gpu: SimulatedGpu, _t: float, banks: Any) -> None:
-    banks.max = BANKS
-
-
 @symbol("nvmlDeviceGetNvLinkState", supported_by=lambda model: model.nvlinks > 0)
 def _nvlink_state(gpu: SimulatedGpu, t: float, link: int, state: Any) -> int | None:
     if link >= gpu.model.nvlinks:
         return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     state.value = link < gpu.model.nvlinks - gpu.state(t).nvlinks_down
     return None
-
-
-@symbol("nvmlDeviceGetMigMode", supported_by=lambda model: model.since("ampere"))
-def _mig_mode(gpu: SimulatedGpu, _t: float, current: Any, pending: Any) -> None:
-    current.value = pending.value = bool(gpu.model.mig)
-
-
-@symbol("nvmlDeviceGetEccMode")
-def _ecc_mode(_gpu: SimulatedGpu, _t: float, current: Any, pending: Any) -> None:
-    current.value = pending.value = pynvml.NVML_FEATURE_ENABLED
 
 
 @symbol("nvmlDeviceGetGpuFabricInfoV", supported_by=lambda model: model.since("hopper") and model.nvlinks > 0)

@@ -59,44 +59,29 @@ class Sample:
     t: float = 0.0
 
 
-class GpmSamples:
-    """All buffers of a connection, by address."""
+def fill(sample: Sample | None, gpu: SimulatedGpu, instance: int | None, t: float) -> int | None:
+    """Sample a GPU that has GPM and is not split, or one of its instances. Return an NVML code or None."""
+    if sample is None or sample.thread != threading.get_ident():
+        return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    instances: set[int | None] = {device.gpu_instance for device in mig_devices(gpu)}
+    if not gpu.model.since("hopper") or instance not in (instances or {None}):
+        return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    sample.gpu, sample.instance, sample.t = gpu, instance, t
+    return None
 
-    def __init__(self) -> None:
-        self._samples: dict[int, Sample] = {}
 
-    def allocate(self, address: int) -> None:
-        """Create a buffer of this thread."""
-        self._samples[address] = Sample(threading.get_ident())
-
-    def free(self, address: int) -> None:
-        """Free the buffer."""
-        del self._samples[address]
-
-    def fill(self, address: int, gpu: SimulatedGpu, instance: int | None, t: float) -> int | None:
-        """Sample a GPU that has GPM and is not split, or one of its instances. Return an NVML code or None."""
-        sample = self._samples.get(address)
-        if sample is None or sample.thread != threading.get_ident():
-            return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        instances: set[int | None] = {device.gpu_instance for device in mig_devices(gpu)}
-        if not gpu.model.since("hopper") or instance not in (instances or {None}):
-            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        sample.gpu, sample.instance, sample.t = gpu, instance, t
-        return None
-
-    def compare(self, first: int, second: int, request: Any) -> int | None:
-        """Fill the request's metrics with the activity between two samples of one GPU or instance."""
-        before, after = self._samples[first], self._samples[second]
-        is_same = before.gpu is after.gpu and before.instance == after.instance
-        is_own = before.thread == after.thread == threading.get_ident()
-        if after.gpu is None or not is_same or not is_own:
-            return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        for metric in request.metrics[: request.numMetrics]:
-            is_far_enough = after.t - before.t >= SHORTEST
-            value = _between(after.gpu, after.instance, metric.metricId, before.t, after.t) if is_far_enough else None
-            metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
-            metric.value = value or 0.0
-        return None
+def compare(before: Sample, after: Sample, request: Any) -> int | None:
+    """Fill the request's metrics with the activity between two samples of one GPU or instance."""
+    is_same = before.gpu is after.gpu and before.instance == after.instance
+    is_own = before.thread == after.thread == threading.get_ident()
+    if after.gpu is None or not is_same or not is_own:
+        return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    for metric in request.metrics[: request.numMetrics]:
+        is_far_enough = after.t - before.t >= SHORTEST
+        value = _between(after.gpu, after.instance, metric.metricId, before.t, after.t) if is_far_enough else None
+        metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
+        metric.value = value or 0.0
+    return None
 
 
 def _between(gpu: SimulatedGpu, instance: int | None, metric: int, start: float, end: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pynvml
@@ -10,7 +11,7 @@ from rankscope_exporter.gpu.nvml.device import CLOCK_EVENT_REASONS
 from rankscope_exporter.simulation import device_calls, field_values, gpm
 from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.mig import MigDevice
-from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, numbers, symbol
+from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, structs, symbol, values
 
 NO_INSTANCE = 0xFFFFFFFF  # id for a GPU without MIG
 
@@ -22,6 +23,7 @@ ENGINES = {
     pynvml.NVML_ENC_UTILIZATION_SAMPLES: 0.0,
     pynvml.NVML_DEC_UTILIZATION_SAMPLES: 0.0,
 }
+NO_VIDEO = 0, 166_666  # percent, and the period in microseconds
 CLOCKS = {pynvml.NVML_CLOCK_MEM: "memory_clock", pynvml.NVML_CLOCK_VIDEO: "video_clock"}
 
 
@@ -29,7 +31,7 @@ def _clock_event_reasons(gpu: SimulatedGpu, t: float) -> int:
     return sum(BITS[reason] for reason in gpu.reasons(t))
 
 
-numbers(
+values(
     {
         "nvmlDeviceGetIndex": lambda gpu, _: gpu.index,
         "nvmlDeviceGetMinorNumber": lambda gpu, _: gpu.index,
@@ -46,6 +48,42 @@ numbers(
 )
 
 
+values(
+    {
+        "nvmlDeviceGetGpuInstanceId": lambda device, _: device.gpu_instance,
+        "nvmlDeviceGetComputeInstanceId": lambda device, _: device.compute_instance,
+    },
+    supported_by=lambda model: bool(model.mig),
+)
+values(
+    {"nvmlDeviceGetEncoderUtilization": lambda _gpu, _: NO_VIDEO},
+    supported_by=lambda model: model.encodes and not model.mig,
+)
+values({"nvmlDeviceGetDecoderUtilization": lambda _gpu, _: NO_VIDEO}, supported_by=lambda model: not model.mig)
+structs(
+    {
+        "nvmlDeviceGetPciInfo_v3": lambda gpu, _: {"busId": gpu.pci_bus_id},
+        "nvmlDeviceGetMemoryInfo": lambda gpu, t: _memory(gpu, used=gpu.memory_used(t) + gpu.memory_reserved),
+        "nvmlDeviceGetMemoryInfo_v2": lambda gpu, t: _memory(
+            gpu, used=gpu.memory_used(t), reserved=gpu.memory_reserved
+        ),
+    }
+)
+structs(
+    {
+        "nvmlDeviceGetUtilizationRates": lambda gpu, t: {
+            "gpu": gpu.utilization(t),
+            "memory": round(gpu.utilization(t) * ENGINES[pynvml.NVML_MEMORY_UTILIZATION_SAMPLES]),
+        }
+    },
+    supported_by=lambda model: not model.mig,
+)
+
+
+def _memory(gpu: SimulatedGpu | MigDevice, **parts: int) -> dict[str, int]:
+    return {"total": gpu.model.memory, **parts, "free": gpu.model.memory - sum(parts.values())}
+
+
 @symbol("nvmlDeviceGetName")
 def _name(gpu: SimulatedGpu, _t: float, buffer: Any, _size: Any) -> None:
     buffer.value = gpu.name.encode()
@@ -54,46 +92,6 @@ def _name(gpu: SimulatedGpu, _t: float, buffer: Any, _size: Any) -> None:
 @symbol("nvmlDeviceGetUUID")
 def _uuid(gpu: SimulatedGpu, _t: float, buffer: Any, _size: Any) -> None:
     buffer.value = gpu.uuid.encode()
-
-
-@symbol("nvmlDeviceGetPciInfo_v3")
-def _pci(gpu: SimulatedGpu, _t: float, info: Any) -> None:
-    info.busId = gpu.pci_bus_id
-
-
-@symbol("nvmlDeviceGetUtilizationRates", supported_by=lambda model: not model.mig)
-def _utilization(gpu: SimulatedGpu, t: float, rates: Any) -> None:
-    rates.gpu = gpu.utilization(t)
-    rates.memory = round(rates.gpu * ENGINES[pynvml.NVML_MEMORY_UTILIZATION_SAMPLES])
-
-
-@symbol("nvmlDeviceGetEncoderUtilization", supported_by=lambda model: model.encodes and not model.mig)
-@symbol("nvmlDeviceGetDecoderUtilization", supported_by=lambda model: not model.mig)
-def _video(_gpu: SimulatedGpu, _t: float, percent: Any, period_us: Any) -> None:
-    percent.value, period_us.value = 0, 166_666
-
-
-@symbol("nvmlDeviceGetGpuInstanceId", supported_by=lambda model: bool(model.mig))
-def _gpu_instance(gpu: MigDevice, _t: float, number: Any) -> None:
-    number.value = gpu.gpu_instance
-
-
-@symbol("nvmlDeviceGetComputeInstanceId", supported_by=lambda model: bool(model.mig))
-def _compute_instance(gpu: MigDevice, _t: float, number: Any) -> None:
-    number.value = gpu.compute_instance
-
-
-@symbol("nvmlDeviceGetMemoryInfo")
-def _memory(gpu: SimulatedGpu, t: float, info: Any) -> None:
-    info.total = gpu.model.memory
-    info.used = gpu.memory_used(t) + gpu.memory_reserved
-    info.free = info.total - info.used
-
-
-@symbol("nvmlDeviceGetMemoryInfo_v2")
-def _memory_v2(gpu: SimulatedGpu, t: float, info: Any) -> None:
-    info.total, info.reserved, info.used = gpu.model.memory, gpu.memory_reserved, gpu.memory_used(t)
-    info.free = info.total - info.reserved - info.used
 
 
 @symbol("nvmlDeviceGetClockInfo")
@@ -107,17 +105,7 @@ def _max_clock(gpu: SimulatedGpu, _t: float, domain: Any, megahertz: Any) -> Non
     megahertz.value = round(getattr(gpu.model, CLOCKS.get(domain.value, "sm_clock")))
 
 
-@symbol("nvmlDeviceGetComputeRunningProcesses_v3")
-def _compute_processes(gpu: SimulatedGpu, t: float, count: Any, array: Any) -> int | None:
-    return _fill_processes(gpu, t, "compute", count, array)
-
-
-@symbol("nvmlDeviceGetGraphicsRunningProcesses_v3")
-def _graphics_processes(gpu: SimulatedGpu, t: float, count: Any, array: Any) -> int | None:
-    return _fill_processes(gpu, t, "graphics", count, array)
-
-
-def _fill_processes(gpu: SimulatedGpu, t: float, context: str, count: Any, array: Any) -> int | None:
+def _fill_processes(context: str, gpu: SimulatedGpu, t: float, count: Any, array: Any) -> int | None:
     processes = [process for process in gpu.processes(t) if context in process.contexts]
     capacity = 0 if array is None else count.value
     count.value = len(processes)
@@ -127,6 +115,10 @@ def _fill_processes(gpu: SimulatedGpu, t: float, context: str, count: Any, array
         array[index].pid, array[index].usedGpuMemory = process.pid, process.memory
         array[index].gpuInstanceId = array[index].computeInstanceId = NO_INSTANCE
     return None
+
+
+symbol("nvmlDeviceGetComputeRunningProcesses_v3")(partial(_fill_processes, "compute"))
+symbol("nvmlDeviceGetGraphicsRunningProcesses_v3")(partial(_fill_processes, "graphics"))
 
 
 @symbol("nvmlDeviceGetSamples", supported_by=lambda model: not model.mig)

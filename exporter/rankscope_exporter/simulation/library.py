@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pynvml
 
 from rankscope_exporter.simulation.driver import SimulatedDriver
-from rankscope_exporter.simulation.gpm import GpmSamples
+from rankscope_exporter.simulation.gpm import Sample, compare, fill
 from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.gpu_calls import NO_INSTANCE
 from rankscope_exporter.simulation.mig import SYMBOLS as MIG_SYMBOLS
@@ -59,7 +60,8 @@ class SimulatedLibrary:
         devices: list[SimulatedGpu | MigDevice] = [*driver.gpus]
         devices += [device for gpu in driver.gpus for device in mig_devices(gpu)]
         self._gpus = {next(self._addresses): device for device in devices}
-        self._gpm = GpmSamples()
+        self._samples: dict[int, Sample] = {}
+        """The buffers of GPM, by address."""
         self._handles = {gpu: address for address, gpu in self._gpus.items()}
         functions = {name: self._of_gpu(name, function) for name, function in GPU_FUNCTIONS.items()}
         functions |= {name: self._checked(getattr(self, method)) for name, method in SYSTEM_FUNCTIONS.items()}
@@ -137,24 +139,24 @@ class SimulatedLibrary:
 
     def _gpm_allocate(self, sample: Any) -> None:
         address = next(self._addresses)
-        self._gpm.allocate(address)
+        self._samples[address] = Sample(threading.get_ident())
         _point(sample, address)
 
     def _gpm_free(self, sample: Any) -> None:
-        self._gpm.free(_address(sample))
+        del self._samples[_address(sample)]
 
     def _gpm_fill(self, handle: Any, sample: Any) -> int | None:
         gpu = self._whole(handle)
         fault = self._fault(gpu, "nvmlGpmSampleGet")
-        return fault or self._gpm.fill(_address(sample), gpu, None, self._driver.now())
+        return fault or fill(self._samples.get(_address(sample)), gpu, None, self._driver.now())
 
     def _gpm_fill_mig(self, handle: Any, instance: int, sample: Any) -> int | None:
         gpu = self._whole(handle)
         fault = self._fault(gpu, "nvmlGpmMigSampleGet")
-        return fault or self._gpm.fill(_address(sample), gpu, instance, self._driver.now())
+        return fault or fill(self._samples.get(_address(sample)), gpu, instance, self._driver.now())
 
     def _gpm_compare(self, request: Any) -> int | None:
-        return self._gpm.compare(_address(request.sample1), _address(request.sample2), request)
+        return compare(self._samples[_address(request.sample1)], self._samples[_address(request.sample2)], request)
 
     def _driver_version(self, buffer: Any, _size: Any) -> None:
         buffer.value = DRIVER_VERSION.encode()
@@ -212,28 +214,18 @@ SYSTEM_FUNCTIONS = {
 }
 
 
-def install(driver: SimulatedDriver) -> Callable[[], None]:
-    """Replace pynvml's library by the simulated driver and start it. Returns a function that reverts this."""
+@contextmanager
+def installed(driver: SimulatedDriver) -> Iterator[SimulatedDriver]:
+    """Start the simulated driver as pynvml's library within the context."""
     cache = pynvml._nvmlGetFunctionPointer_cache  # noqa: SLF001  # pynvml has no public way to replace the library
     before = pynvml.nvmlLib, dict(cache), pynvml._nvmlLib_refcount  # noqa: SLF001 - as above
     _exchange(SimulatedLibrary(driver), {}, 0)
     driver.start()
-
-    def uninstall() -> None:
-        driver.stop()
-        _exchange(*before)
-
-    return uninstall
-
-
-@contextmanager
-def installed(driver: SimulatedDriver) -> Iterator[SimulatedDriver]:
-    """Install the simulated driver as pynvml's library within the context."""
-    uninstall = install(driver)
     try:
         yield driver
     finally:
-        uninstall()
+        driver.stop()
+        _exchange(*before)
 
 
 def _exchange(library: object, cache: dict[str, Any], connections: int) -> None:

@@ -200,24 +200,16 @@ def _gpus(location: str, value: object) -> int:
     return count
 
 
-def _by_symbol(parse: Callable[[str, object], Any]) -> Callable[[str, object], dict[str, Any]]:
-    def parser(location: str, value: object) -> dict[str, Any]:
-        values = mapping(location, value, set(SYMBOLS))
-        return {symbol: parse(f"{location}.{symbol}", given) for symbol, given in values.items()}
-
-    return parser
+def _each(parse: Callable[[str, object], Any], keys: set[str]) -> Callable[[str, object], dict[str, Any]]:
+    """Return a parser of a mapping with some of these keys, whose values `parse` reads."""
+    return lambda location, value: {
+        key: parse(f"{location}.{key}", given) for key, given in mapping(location, value, keys).items()
+    }
 
 
 def _code(location: str, value: object) -> int:
     code = CODES.get(value) if isinstance(value, str) else None
     return whole_number(location, value) if code is None else code
-
-
-def _counts(keys: set[str]) -> Callable[[str, object], dict[str, int]]:
-    def parser(location: str, value: object) -> dict[str, int]:
-        return {key: whole_number(f"{location}.{key}", count) for key, count in mapping(location, value, keys).items()}
-
-    return parser
 
 
 def _fields(location: str, value: object) -> dict[int, int]:
@@ -235,24 +227,17 @@ _MODEL: dict[str, Callable[[str, object], Any]] = {
     "mig": _profiles,
 }
 _STATE: dict[str, Callable[[str, object], Any]] = {
-    "busy": share,
-    "waiting": share,
-    "ranks_busy": share,
-    "ranks_memory": share,
-    "speed": share,
-    "pcie_generation": whole_number,
-    "pcie_width": whole_number,
-    "persistence": boolean,
+    **dict.fromkeys(("busy", "waiting", "ranks_busy", "ranks_memory", "speed"), share),
+    **dict.fromkeys(("pcie_generation", "pcie_width", "nvlinks_down"), whole_number),
+    **dict.fromkeys(("persistence", "lost"), boolean),
     "memory_used": size,
     "temperature": number,
     "throttle": lambda location, value: choices(location, value, tuple(CLOCK_EVENT_REASONS.values())),
     "processes": lambda location, value: tuple(
         parse_process(f"{location}[{index}]", entry) for index, entry in enumerate(items(location, value))
     ),
-    "ecc": _counts({f"{kind}_{location}" for kind in ERROR_KINDS for location in ("dram", "sram")}),
+    "ecc": _each(whole_number, {f"{kind}_{location}" for kind in ERROR_KINDS for location in ("dram", "sram")}),
     "fields": _fields,
-    "nvlinks_down": whole_number,
-    "lost": boolean,
-    "fails": _by_symbol(_code),
-    "blocks": _by_symbol(number),
+    "fails": _each(_code, {*SYMBOLS}),
+    "blocks": _each(number, {*SYMBOLS}),
 }

@@ -39,11 +39,30 @@ def symbol(
     return register
 
 
-def numbers(table: Mapping[str, Callable[[SimulatedGpu, float], int]]) -> None:
-    """Register functions that write one number, computed by the table, to the call's last argument."""
-    for name, number in table.items():
-        symbol(name)(functools.partial(_write, number))
+def values(
+    table: Mapping[str, Callable[[Any, float], object]], supported_by: Callable[[GpuModel], bool] = _always
+) -> None:
+    """Register functions that write one value, or each one of a tuple, to the call's last arguments."""
+    for name, value in table.items():
+        symbol(name, supported_by=supported_by)(functools.partial(_write, value))
 
 
-def _write(number: Callable[[SimulatedGpu, float], int], gpu: SimulatedGpu, t: float, *arguments: Any) -> None:
-    arguments[-1].value = number(gpu, t)
+def _write(value: Callable[[Any, float], object], gpu: SimulatedGpu, t: float, *arguments: Any) -> None:
+    found = value(gpu, t)
+    several = found if isinstance(found, tuple) else (found,)
+    for argument, one in zip(arguments[-len(several) :], several, strict=True):
+        argument.value = one
+
+
+def structs(
+    table: Mapping[str, Callable[[Any, float], Mapping[str, object]]],
+    supported_by: Callable[[GpuModel], bool] = _always,
+) -> None:
+    """Register functions that set fields of the struct in the call's last argument."""
+    for name, fields in table.items():
+        symbol(name, supported_by=supported_by)(functools.partial(_fill, fields))
+
+
+def _fill(fields: Callable[[Any, float], Mapping[str, object]], gpu: SimulatedGpu, t: float, *arguments: Any) -> None:
+    for name, value in fields(gpu, t).items():
+        setattr(arguments[-1], name, value)

@@ -8,7 +8,7 @@ import pytest
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.simulation.driver import SimulatedDriver
-from rankscope_exporter.simulation.library import install, installed
+from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.ranks import RankActivity
 from rankscope_exporter.simulation.scenario import load_scenario
 
@@ -17,18 +17,8 @@ def bindings() -> tuple[object, dict[str, object], int]:
     return pynvml.nvmlLib, dict(pynvml._nvmlGetFunctionPointer_cache), pynvml._nvmlLib_refcount
 
 
-def test_uninstalling_restores_the_bindings_exactly():
-    before = bindings()
-    uninstall = install(SimulatedDriver(load_scenario("2")))
-    driver = Driver()
-    assert driver.connect()
-    assert driver.device_count() == 2
-    assert bindings() != before
-    uninstall()
-    assert bindings() == before
-
-
-def test_installations_nest():
+def test_installations_nest_and_restore_the_bindings_exactly():
+    original = bindings()
     with installed(SimulatedDriver(load_scenario("2"))):
         driver = Driver()
         driver.connect()
@@ -38,8 +28,9 @@ def test_installations_nest():
             inner = Driver()
             inner.connect()
             assert inner.device_count() == 5
-        assert bindings() == before
+        assert bindings() == before != original
         assert driver.device_count() == 2
+    assert bindings() == original
 
 
 def test_a_missing_symbol_is_an_unsupported_function(machine):
