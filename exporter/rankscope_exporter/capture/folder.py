@@ -48,6 +48,14 @@ class FolderError(Exception):
         self.reason = "no_space" if error.errno in NO_SPACE else "io"
 
 
+@contextmanager
+def _raising_folder_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FolderError(error) from error
+
+
 class Kept(NamedTuple):
     """A capture in the directory."""
 
@@ -73,11 +81,9 @@ class Folder:
         self._directory, self._owner, self.name = directory, owner, name
         self._draft = f"{DRAFT}{os.getpid()}-{time.monotonic_ns()}"
         self.size = self._texts = 0
-        try:
+        with _raising_folder_errors():
             os.mkdir(self._draft, 0o700, dir_fd=directory)
             self._descriptor = os.open(self._draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
-        except OSError as error:
-            raise FolderError(error) from error
         self.is_shared = owner == os.geteuid() or _allow(self._descriptor, owner, DEFAULT)
         """Whether the run's owner may read it; else the file system has no access control lists."""
 
@@ -94,11 +100,11 @@ class Folder:
         limit = max(min(FILE_LIMIT, CAPTURE_LIMIT - self._texts), SMALLEST)
         data = cut(text, limit).encode(errors="replace")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            with open(os.open(name, flags, 0o640, dir_fd=self._descriptor), "wb") as file:  # noqa: PTH123 - a descriptor
-                file.write(data)
-        except OSError as error:
-            raise FolderError(error) from error
+        with (
+            _raising_folder_errors(),
+            open(os.open(name, flags, 0o640, dir_fd=self._descriptor), "wb") as file,  # noqa: PTH123 - a descriptor
+        ):
+            file.write(data)
         self.size += len(data)
         self._texts += len(data)
         return len(data)
@@ -106,10 +112,8 @@ class Folder:
     @contextmanager
     def files(self, name: str) -> Iterator[Path]:
         """Yield the path of a new folder in it for files of another process, which limits their bytes."""
-        try:
+        with _raising_folder_errors():
             os.mkdir(name, 0o750, dir_fd=self._descriptor)
-        except OSError as error:
-            raise FolderError(error) from error
         path = Path(f"/proc/self/fd/{self._descriptor}").readlink() / name
         yield path
         with suppress(OSError):
@@ -120,25 +124,15 @@ class Folder:
 
     def publish(self) -> str:
         """Hand it over, and return its name, which has a number if the directory has one of that name."""
-        try:
-            for name in (self.name, *(f"{self.name}-{number}" for number in range(2, NAMES_TRIED))):
-                if not _exists(name, self._directory):
-                    break
+        with _raising_folder_errors():
+            known = {one.name for one in os.scandir(self._directory)}
+            names = (self.name, *(f"{self.name}-{number}" for number in range(2, NAMES_TRIED)))
+            name = next((one for one in names if one not in known), names[-1])
             if self.is_shared and self._owner != os.geteuid():
                 _allow(self._descriptor, self._owner, ACCESS)
             os.rename(self._draft, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        except OSError as error:
-            raise FolderError(error) from error
         self._draft = ""
         return name
-
-
-def _exists(name: str, directory: int) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _allow(descriptor: int, user: int, which: str) -> bool:
@@ -155,7 +149,7 @@ def _allow(descriptor: int, user: int, which: str) -> bool:
 def kept(directory: int) -> Iterator[Kept]:
     """Yield the captures in the open directory, the newest first."""
     found = []
-    for name in _names(directory):
+    for name in [one.name for one in os.scandir(directory)]:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             found.append(_read(directory, name))
     now = time.time()  # the clock may have been set back: what is of the future then is the oldest
@@ -180,7 +174,7 @@ def prune(directory: int, limit: int, seconds: float, principal: Callable[[int],
     """
     by_user: dict[int, list[Kept]] = defaultdict(list)
     now = time.time()
-    for name in _names(directory):
+    for name in [one.name for one in os.scandir(directory)]:
         if name.startswith(DRAFT):
             with suppress(OSError):  # `rankscope capture` may have published it meanwhile
                 modified = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime
@@ -197,10 +191,6 @@ def prune(directory: int, limit: int, seconds: float, principal: Callable[[int],
         if not largest:
             return
         _remove(directory, largest.pop().name)
-
-
-def _names(directory: int) -> list[str]:
-    return [one.name for one in os.scandir(directory)]
 
 
 def _size(captures: list[Kept]) -> int:
@@ -224,7 +214,5 @@ def _remove(directory: int, name: str) -> None:
 
 def open_captures(path: Path) -> int:
     """Open the directory of captures. Raise FolderError."""
-    try:
+    with _raising_folder_errors():
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise FolderError(error) from error
