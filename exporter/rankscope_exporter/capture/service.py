@@ -52,25 +52,6 @@ class Latest(NamedTuple):
     path: str
 
 
-class _Budget:
-    """CPU time that is earned over time and spent by captures."""
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._seconds, self._at = BURST_SECONDS, monotonic()
-
-    def is_left(self) -> bool:
-        """Return whether a capture may start."""
-        now = self._monotonic()
-        self._seconds = min(BURST_SECONDS, self._seconds + CPU_RATIO * (now - self._at))
-        self._at = now
-        return self._seconds > 0.0
-
-    def spend(self, seconds: float) -> None:
-        """Count CPU time as used."""
-        self._seconds -= seconds
-
-
 def _children_cpu() -> float:
     """Return the CPU seconds of child processes that have ended. The exporter has no others."""
     times = os.times()
@@ -98,7 +79,8 @@ class CaptureService:
         self.gpus: Gpus | None = None
         """The node's GPUs, assigned after construction."""
         self._stalls = Stalls()
-        self._budget = _Budget(monotonic)
+        self._paid_at = monotonic() - BURST_SECONDS / CPU_RATIO
+        """When CPU_RATIO of a core has earned what captures have used: none starts before."""
         self._lock = Lock()
         self._look: Look | None = None
         self._waiting: dict[Run, tuple[str, int]] = {}
@@ -137,7 +119,7 @@ class CaptureService:
         if self._monotonic() >= self._prune_at:
             self._prune_at = self._monotonic() + PRUNE_INTERVAL
             self._run(None)
-        if not self._budget.is_left():
+        if self._monotonic() <= self._paid_at:
             return
         with self._lock:
             if not self._waiting or self._look is None:
@@ -188,7 +170,8 @@ class CaptureService:
             answer = {"reason": "timeout", "error": str(error)}
         except (OSError, ValueError) as error:
             answer = {"reason": "error", "error": printable(str(error)[-ERROR_LIMIT:])}
-        self._budget.spend(self._cpu_clock() - before)
+        earliest = self._monotonic() - BURST_SECONDS / CPU_RATIO
+        self._paid_at = max(self._paid_at, earliest) + (self._cpu_clock() - before) / CPU_RATIO
         if "reason" in answer and "name" not in answer:
             self._fail(answer["reason"], answer["error"])
             return None
