@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping
-from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from prometheus_client.samples import Sample
 
+from rankscope.record.quantities import utc
 from rankscope_exporter.capture.source import UnavailableError, cut
 from rankscope_exporter.gpu.collector import GPU_LABELS, Gpu, GpuCollector
 from rankscope_exporter.gpu.collectors import allocation, process, processes
@@ -82,7 +82,7 @@ def _xids(xids: Xids | None, now: float) -> Iterator[str]:
     recent = sorted(xids.last.items(), key=lambda one: -one[1])
     shown = [(code, at) for code, at in recent if now - at < XID_HOURS * 3600.0]
     for code, at in shown:
-        yield f"XID {code}: {xids.counts.get(code, 0)} since the exporter started, the last at {_time(at)}"
+        yield f"XID {code}: {xids.counts.get(code, 0)} since the exporter started, the last at {utc(at)}"
     if not shown:
         yield f"XID errors: none in the last {XID_HOURS:.0f} h, or since the exporter started"
 
@@ -151,13 +151,9 @@ def _text(sample: Sample) -> str:
     )
 
 
-def _time(unix: float) -> str:
-    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
 def _value(value: float, unit: str | None, title: str = "") -> str:
     if title.endswith(" timestamp"):
-        return _time(value)
+        return utc(value)
     if unit is None:
         return f"{value:.12g}"
     divisor, name = UNITS[unit]

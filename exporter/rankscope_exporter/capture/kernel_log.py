@@ -10,12 +10,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.cli.printable import printable
 from rankscope.record.process_stat import PROCFS
+from rankscope.record.quantities import utc
 from rankscope_exporter.capture.source import UnavailableError, cut
 from rankscope_exporter.kernel_messages import KMSG, Message, read_messages
 
@@ -79,16 +79,12 @@ def read_kernel_log(
     shown: deque[str] = deque(maxlen=LINES)
     for at, topic, text in _select(recent, concern):
         counts[topic] += topic != ""
-        shown.append(f"{_time(at + to_unix)}  {printable(text, LINE_LIMIT)}")
+        shown.append(f"{utc(at + to_unix)}  {printable(text, LINE_LIMIT)}")
     found = ", ".join(f"{topic} {number}" for topic, number in counts.most_common())
     lines = [f"Messages of the kernel since the run's start: {found or 'none about ' + ', '.join(TOPICS)}."]
     if messages[0].at + to_unix > since:
-        lines.append(f"The kernel has no message from before {_time(messages[0].at + to_unix)} any more.")
+        lines.append(f"The kernel has no message from before {utc(messages[0].at + to_unix)} any more.")
     return cut("\n".join([*lines, "", *shown]), BYTES)
-
-
-def _time(unix: float) -> str:
-    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _tasks(pids: Collection[int], procfs: Path) -> Iterator[int]:

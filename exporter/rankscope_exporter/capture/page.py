@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from rankscope.record.quantities import count, duration, size
+from rankscope.record.quantities import count, duration, size, utc
 from rankscope_exporter.capture.ranks import CapturedRank
 from rankscope_exporter.capture.request import Request
 from rankscope_exporter.web.status_assets import STYLE
@@ -49,8 +48,7 @@ class Outcome(NamedTuple):
 
 def page(request: Request, sentence: str, at: float, ranks: Sequence[CapturedRank], outcomes: Sequence[Outcome]) -> str:
     """Return the page as HTML."""
-    moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
-    about = f"user ID {request.owner} · {request.node} · {moment} · captured because {WHY[request.reason]}"
+    about = f"user ID {request.owner} · {request.node} · {utc(at)} · captured because {WHY[request.reason]}"
     title = f"Run {request.title}"
     said = f'<section class="verdict bad" aria-label="Verdict"><p class="said">{prose(sentence)}</p>'
     said += f"{''.join(_found(request))}</section>"
@@ -115,8 +113,5 @@ def _source(one: Outcome) -> str:
     shown = one.text if len(one.text) <= SHOWN else f"{one.text[:SHOWN]}\n(more in {one.name})"
     bytes_ = size(len(one.text.encode(errors="replace")))
     about = f'<small>{bytes_}, <a href="{escape(one.name)}">{escape(one.name)}</a></small>'
-    return f"<details{_open(one)}><summary>{escape(one.title)} {about}</summary><pre>{escape(shown)}</pre></details>"
-
-
-def _open(one: Outcome) -> str:
-    return " open" * (one.name in ("collectives.txt", "stacks.txt"))
+    is_open = " open" * (one.name in ("collectives.txt", "stacks.txt"))
+    return f"<details{is_open}><summary>{escape(one.title)} {about}</summary><pre>{escape(shown)}</pre></details>"

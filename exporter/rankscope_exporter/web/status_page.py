@@ -11,6 +11,7 @@ from html import escape
 from prometheus_client.core import Metric
 
 from rankscope import __version__
+from rankscope.record.quantities import utc
 from rankscope_exporter.ranks.collectors.ranks import SKIP_REASONS
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.watcher import OutdatedError
@@ -66,7 +67,7 @@ def as_page(found: Verdict, name: str, header: str, main: str) -> str:
 
 def head(name: str, about: str, now: float) -> str:
     """Return the heading: what the page is about, and when it was made."""
-    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    at = utc(now)
     return f"<h1>{escape(name)} <small>{escape(about)} · {at}</small></h1>"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 LARGEST = 99.5
 """From here on a number has three digits."""
@@ -23,6 +25,11 @@ def duration(seconds: float) -> str:
         if seconds < LARGEST * size:
             return f"{seconds / size:.2g} {unit}"
     return f"{seconds / DAY:.2g} days" if seconds < LARGEST * DAY else f"{seconds / DAY:.0f} days"
+
+
+def utc(unix: float) -> str:
+    """Return a moment of unix time: `2026-05-04 13:37:00 UTC`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix))
 
 
 def number(value: float) -> str:
