@@ -9,7 +9,6 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from rankscope_exporter.capture.child import run_child, serve
 from rankscope_exporter.capture.source import UnavailableError, cut
@@ -25,28 +24,20 @@ MOUNTS_BYTES = 2**20
 GIBIBYTE = 2**30
 
 
-class Directory(NamedTuple):
-    """A directory of a process."""
-
-    name: str
-    """As the process sees it."""
-    path: str
-    """The same for the exporter."""
-    file_system: str
-    """Its kind and source, such as `nfs4 storage:/home`; empty if unknown."""
-
-
 def describe_disks(pids: Collection[int], procfs: Path = PROCFS) -> str:
     """Return a line for each directory: free and total bytes and files. Takes 20 s and 16 KiB at most.
 
     If no process's directories may be read, those of the exporter are shown.
     """
-    directories = [*_directories(pids, procfs)] or [Directory(name, name, _file_system(OWN, name)) for name in SHARED]
-    return cut("\n".join(map(_describe, directories[:DIRECTORIES_LIMIT])), BYTES)
+    found = [*_directories(pids, procfs)] or [(name, name, _file_system(OWN, name)) for name in SHARED]
+    return cut("\n".join(_describe(*one) for one in found[:DIRECTORIES_LIMIT]), BYTES)
 
 
-def _directories(pids: Collection[int], procfs: Path) -> Iterator[Directory]:
-    """Yield the directories of processes, once for each view of the file systems."""
+def _directories(pids: Collection[int], procfs: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the directories of processes as they see them, as the exporter does, and their file systems.
+
+    Each is yielded once for each view of the file systems.
+    """
     seen: set[tuple[int, str, str]] = set()
     for process in (procfs / str(pid) for pid in pids):
         with suppress(OSError):
@@ -54,11 +45,11 @@ def _directories(pids: Collection[int], procfs: Path) -> Iterator[Directory]:
             for name in (*SHARED, str((process / "cwd").readlink())):
                 if (*view, name) not in seen:
                     seen.add((*view, name))
-                    yield Directory(name, f"{process}/root{name}", _file_system(process, name))
+                    yield name, f"{process}/root{name}", _file_system(process, name)
 
 
 def _file_system(process: Path, directory: str) -> str:
-    """Return the kind and the source of the file system that a directory is on. It does not touch that."""
+    """Return the kind and the source of a directory's file system, such as `nfs4 storage:/home`. It is not touched."""
     best, found = "", ""
     with suppress(OSError), (process / "mountinfo").open("rb") as file:
         for line in file.read(MOUNTS_BYTES).decode(errors="replace").splitlines():
@@ -70,12 +61,12 @@ def _file_system(process: Path, directory: str) -> str:
     return found
 
 
-def _describe(directory: Directory) -> str:
-    name = f"{directory.name} ({directory.file_system})" if directory.file_system else directory.name
+def _describe(name: str, path: str, file_system: str) -> str:
+    title = f"{name} ({file_system})" if file_system else name
     try:
-        return f"{name}: {run_child(__name__, directory.path, seconds=SECONDS)}"
+        return f"{title}: {run_child(__name__, path, seconds=SECONDS)}"
     except UnavailableError as error:
-        return f"{name}: {error}"
+        return f"{title}: {error}"
 
 
 def _space(path: str) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -87,27 +88,24 @@ def read_ranks(request: Request, stacks_by: str) -> Sequence[CapturedRank]:
     first = [_with_process(one) for one in ranks]
     time.sleep(max(0.0, began + GIL_SECONDS - time.monotonic()))
     seconds = time.monotonic() - began
-    return [*_with_stacks([_compared(one, _with_process(one), seconds) for one in first], stacks_by)]
+    second = [_compared(one, _with_process(one), seconds) for one in first]
+    deadline = time.monotonic() + STACKS_WITHIN
+    return [_with_stacks(one, stacks_by, deadline) for one in second]
 
 
 def _recorded(request: Request, wanted: WantedRank) -> CapturedRank | None:
     """Return a rank from its record; None if that is gone, or is now another user's or another run's."""
     path = Path(wanted.record)
     try:
-        directory = open_directory(path.parent)
-    except OSError:
-        return None
-    try:
-        snapshot = read_rank(path, directory)
-        descriptor = open_untrusted(path.name, directory)
-        try:
+        with ExitStack() as opened:
+            directory = open_directory(path.parent)
+            opened.callback(os.close, directory)
+            snapshot = read_rank(path, directory)
+            descriptor = open_untrusted(path.name, directory)
+            opened.callback(os.close, descriptor)
             owner = os.fstat(descriptor).st_uid
-        finally:
-            os.close(descriptor)
     except (OSError, UnreadableRecordError):
         return None
-    finally:
-        os.close(directory)
     info = snapshot.info
     is_the_rank = owner == request.owner and info.get("run") == request.run and NUMBER.fullmatch(str(info.get("rank")))
     return CapturedRank(wanted, RecordedRank(snapshot, owner)) if is_the_rank else None
@@ -141,26 +139,16 @@ def _compared(before: CapturedRank, after: CapturedRank, seconds: float) -> Capt
     return replace(after, gil_waiters=threads_for_gil(before.process, after.process, seconds))
 
 
-def _with_stacks(ranks: Sequence[CapturedRank], stacks_by: str) -> Iterator[CapturedRank]:
-    deadline = time.monotonic() + STACKS_WITHIN
-    for one in ranks:
-        yield _with_stack(one, stacks_by, deadline)
-
-
-def _with_stack(one: CapturedRank, stacks_by: str, deadline: float) -> CapturedRank:
-    try:
-        return replace(one, stacks=_stacks(one, stacks_by, deadline))
-    except NoStacksError as error:
-        return replace(one, no_stacks=str(error))
-
-
-def _stacks(one: CapturedRank, stacks_by: str, deadline: float) -> str:
-    """Return a rank's stacks. Raise NoStacksError."""
+def _with_stacks(one: CapturedRank, stacks_by: str, deadline: float) -> CapturedRank:
     if stacks_by == NONE:
-        raise NoStacksError("not permitted (--capture.stacks=none)")
+        return replace(one, no_stacks="not permitted (--capture.stacks=none)")
     if one.process is None:
-        raise NoStacksError(one.hidden)
+        return replace(one, no_stacks=one.hidden)
     left = deadline - time.monotonic()
     if left <= 0.0:
-        raise NoStacksError(f"the other ranks took {STACKS_WITHIN:.0f} s")
-    return cut(stacks(one.recorded, with_py_spy=stacks_by == PY_SPY, within=left), STACKS_LIMIT)
+        return replace(one, no_stacks=f"the other ranks took {STACKS_WITHIN:.0f} s")
+    try:
+        found = stacks(one.recorded, with_py_spy=stacks_by == PY_SPY, within=left)
+    except NoStacksError as error:
+        return replace(one, no_stacks=str(error))
+    return replace(one, stacks=cut(found, STACKS_LIMIT))
