@@ -7,9 +7,12 @@ before the record appeared or a run with ranks on other nodes, is divided by the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from rankscope_exporter.diagnosis import words
 from rankscope_exporter.diagnosis.counters import increase
@@ -19,7 +22,6 @@ from rankscope_exporter.diagnosis.judged import of_newest_start
 from rankscope_exporter.diagnosis.lost import by_cause
 from rankscope_exporter.diagnosis.priority import STANDSTILLS
 from rankscope_exporter.diagnosis.readings import RankReading, Run
-from rankscope_exporter.diagnosis.saved import finite
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank
@@ -45,8 +47,8 @@ def add_seconds(seconds: dict[str, float], spent: Mapping[str, float]) -> None:
 class GpuUse:
     """The use of one GPU while ranks of the run were alive on it. None is unknown."""
 
-    node: str = ""
-    index: str = ""
+    node: str
+    index: str
     seconds: float = 0.0
     busy: float | None = None
     """Seconds in which a kernel ran."""
@@ -274,52 +276,19 @@ class Account:
         }
 
 
+SAVED = TypeAdapter(Account)
+
+
 def account_from_json(state: Mapping[str, Any]) -> Account:
-    """Return an account from its `asdict`. Raise one of saved.UNREADABLE if it is damaged."""
-    account = Account(str(state["run"]), str(state["owner"]), str(state.get("training", "")), str(state["user"]))
-    account.slurm = {**state["slurm"]}
-    account.nodes, account.world_size = [*map(str, state["nodes"])], int(state["world_size"])
-    account.cpus, account.rank_count = int(state["cpus"]), int(state["rank_count"])
-    account.began, account.at, account.read_at, account.steps, account.memory = (
-        _number(state[name]) or 0.0 for name in ("began", "at", "read_at", "steps", "memory")
-    )
-    account.clock_step = _number(state.get("clock_step")) or 0.0
-    account.launched = _number(state.get("launched")) or account.began
-    account.has_finished = bool(state.get("has_finished"))
-    account.ended, account.cpu_gone = _number(state["ended"]), _number(state["cpu_gone"]) or 0.0
-    account.causes, account.judged = _numbers(state["causes"]), _numbers(state["judged"])
-    for uuid, use in state["gpus"].items():
-        numbers = {name: _number(value) for name, value in use.items() if name not in ("node", "index")}
-        seconds = numbers.pop("seconds") or 0.0
-        account.gpus[uuid] = GpuUse(str(use["node"]), str(use["index"]), seconds, **numbers)
-    for rank, use in state["ranks"].items():
-        account.ranks[rank] = RankUse(
-            float(use["began"]),
-            _numbers(use["divided"]),
-            float(use["cpu"]),
-            float(use["cpu_before"]),
-            str(use["record"]),
-        )
-    account.findings = {
-        key: {
-            **Place()._asdict(),
-            **entry,
-            **{name: str(entry[name]) for name in ("run", "owner", "kind", "cause", "severity")},
-            "ratio": float(entry["ratio"]),
-            "mean": float(entry.get("mean", entry["ratio"])),
-            "polls": int(entry.get("polls", 1)),
-        }
-        for key, entry in state["findings"].items()
-    }
+    """Return an account from its `asdict`. Raise one of saved.UNREADABLE if it is damaged.
+
+    Its pending time is divided again by the next update.
+    """
+    json.dumps(state, allow_nan=False)  # raises a ValueError for a number that is not finite
+    account = SAVED.validate_python({"launched": state["began"], **state, "pending": {}})
+    defaults = {**Place()._asdict(), "polls": 1}
+    account.findings = {key: {**defaults, "mean": one["ratio"], **one} for key, one in account.findings.items()}
     return account
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): _number(value) or 0.0 for name, value in values.items()}
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else finite(value)
 
 
 def pids_of(ranks: Iterable[Rank]) -> set[int]:
