@@ -145,48 +145,36 @@ class GpuProblem:
 
 def report_gpus(values: Values, look: Look | None, now: float) -> Sequence[GpuReport]:
     """Return all GPUs that were ever seen, by index. `now` is unix time."""
-    table = _Table(values)
-    known = sorted(values.by("rankscope_gpu_up", "gpu", "uuid").items(), key=lambda item: int(item[0][0]))
-    return [table.gpu(index, uuid, bool(up), now, *_rates(look, uuid)) for (index, uuid), up in known]
-
-
-class _Table:
-    """The values of all GPUs."""
-
-    def __init__(self, values: Values) -> None:
-        self._by_name = {name: values.by(f"rankscope_gpu_{name}", "gpu") for name in COLUMNS}
-        self._names = values.rows("rankscope_gpu_info", "gpu")
-        self._states = {key[0]: key[1] for key in values.rows("rankscope_gpu_state_info", "gpu", "state")}
-        self._holders = values.rows("rankscope_gpu_allocation_info", "gpu")
-        self._hot = _hot(values)
-        self._culprit_runs = values.by("rankscope_gpu_culprit_runs", "uuid")
-
-    def gpu(
-        self, index: str, uuid: str, is_up: bool, now: float, busy: float | None, throttled: Mapping[str, float]
-    ) -> GpuReport:
-        """Return the report of one GPU."""
-        key = (index,)
-        value = {name: known.get(key) for name, known in self._by_name.items()}
+    by_name = {name: values.by(f"rankscope_gpu_{name}", "gpu") for name in COLUMNS}
+    names, holders = values.rows("rankscope_gpu_info", "gpu"), values.rows("rankscope_gpu_allocation_info", "gpu")
+    states = {key[0]: key[1] for key in values.rows("rankscope_gpu_state_info", "gpu", "state")}
+    hot, culprit_runs = _hot(values), values.by("rankscope_gpu_culprit_runs", "uuid")
+    found = []
+    for (index, uuid), is_up in values.by("rankscope_gpu_up", "gpu", "uuid").items():
+        value = {name: known.get((index,)) for name, known in by_name.items()}
         last_busy, processes = value["last_busy_timestamp_seconds"], value["processes"]
-        return GpuReport(
+        busy_ratio, throttled = _rates(look, uuid)
+        report = GpuReport(
             index=index,
             uuid=uuid,
-            name=self._names.get(key, {}).get("name", ""),
-            is_up=is_up,
-            state=self._states.get(index, ""),
-            holder=holder_text(self._holders.get(key, {})),
+            name=names.get((index,), {}).get("name", ""),
+            is_up=bool(is_up),
+            state=states.get(index, ""),
+            holder=holder_text(holders.get((index,), {})),
             processes=None if processes is None else int(processes),
             memory_used=value["memory_used_bytes"],
             memory_total=value["memory_total_bytes"],
             power=value["power_watts"],
             temperature=value["temperature_celsius"],
-            is_hot=key in self._hot,
+            is_hot=(index,) in hot,
             idle_seconds=None if last_busy is None else max(now - last_busy, 0.0),
             has_worked=bool(value["busy_seconds_total"]),
-            busy_ratio=busy,
+            busy_ratio=busy_ratio,
             throttled=throttled,
-            culprit_runs=int(self._culprit_runs.get((uuid,), 0.0)),
+            culprit_runs=int(culprit_runs.get((uuid,), 0.0)),
         )
+        found.append(report)
+    return sorted(found, key=lambda one: int(one.index))
 
 
 def _hot(values: Values) -> set[tuple[str, ...]]:
