@@ -119,6 +119,21 @@ class Job:
         return {cause: seconds / whole for cause, seconds in parts if seconds > 0.0} if whole else {}
 
     @property
+    def busy_ratios(self) -> Sequence[float]:
+        """Return the busy ratios of its GPUs, as far as they are known."""
+        return [gpu.busy_ratio for gpu in self.gpus if gpu.busy_ratio is not None]
+
+    @property
+    def memory_ratios(self) -> Sequence[float]:
+        """Return the peaks of its GPUs' memory as ratios, as far as they are known."""
+        return [gpu.memory / gpu.memory_total for gpu in self.gpus if gpu.memory is not None and gpu.memory_total]
+
+    @property
+    def cores(self) -> float | None:
+        """Return the mean number of CPU cores in use."""
+        return None if self.cpu_seconds is None or not self.seconds else self.cpu_seconds / self.seconds
+
+    @property
     def kwh(self) -> float | None:
         """Return the energy of its GPUs, in kWh."""
         joules = [gpu.joules for gpu in self.gpus if gpu.joules is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import NamedTuple
 
 from rankscope.cli.explaining.command import MEANINGS as IN_SHORT
@@ -59,30 +60,17 @@ class Prices(NamedTuple):
 def lines(job: Job, prices: Prices) -> Iterator[str]:
     """Yield the lines of the page."""
     yield from _head(job)
-    yield ""
-    yield f"Where {hours(job.gpu_seconds)} went"
-    yield from _parts(job)
-    if use := [*_use(job)]:
-        yield ""
-        yield "Use"
-        yield from use
-    if cost := [*_cost(job, prices)]:
-        yield ""
-        yield "Energy and cost"
-        yield from cost
-    if job.findings:
-        yield ""
-        yield "Findings"
-        yield from _findings(job)
-    if job.captures:
-        yield ""
-        yield "Captures"
-        yield from (f"  {one}/report.html" for one in job.captures[-CAPTURES_SHOWN:])
-    if notes := [*_notes(job)]:
-        yield ""
-        yield "Notes"
-        for note in notes:
-            yield from textwrap.wrap(note, WIDTH, initial_indent="  * ", subsequent_indent="    ")
+    yield from ("", f"Where {hours(job.gpu_seconds)} went", *_parts(job))
+    sections = {
+        "Use": [*_use(job)],
+        "Energy and cost": [*_cost(job, prices)],
+        "Findings": [*_findings(job)],
+        "Captures": [f"  {one}/report.html" for one in job.captures[-CAPTURES_SHOWN:]],
+        "Notes": [line for note in _notes(job) for line in _wrapped(note, "  * ")],
+    }
+    for title, content in sections.items():
+        if content:
+            yield from ("", title, *content)
 
 
 def _head(job: Job) -> Iterator[str]:
@@ -114,20 +102,17 @@ def _parts(job: Job) -> Iterator[str]:
 
 
 def _part(name: str, ratio: float, job: Job, meaning: str) -> str:
-    return f"  {name:22}{_bar(ratio)} {percent(ratio):>5}  {hours(ratio * job.gpu_seconds):>16}  {meaning}".rstrip()
+    return f"  {name:22}{_share(ratio)}  {hours(ratio * job.gpu_seconds):>16}  {meaning}".rstrip()
 
 
 def _use(job: Job) -> Iterator[str]:
-    busy = [gpu.busy_ratio for gpu in job.gpus if gpu.busy_ratio is not None]
-    memory = [gpu.memory / gpu.memory_total for gpu in job.gpus if gpu.memory is not None and gpu.memory_total]
-    if busy:
-        yield f"  {'GPUs busy':22}{_bar(sum(busy) / len(busy))} {percent(sum(busy) / len(busy)):>5}"
-    if memory:
-        yield f"  {'peak GPU memory':22}{_bar(max(memory))} {percent(max(memory)):>5}"
-    if job.cpu_seconds is not None and job.seconds:
-        cores = job.cpu_seconds / job.seconds
-        ratio = f"{_bar(cores / job.cpus)} {percent(cores / job.cpus):>5}  " if job.cpus else ""
-        yield f"  {'CPUs':22}{ratio}{cores:.1f} {f'of {job.cpus} ' if job.cpus else ''}cores"
+    if busy := job.busy_ratios:
+        yield f"  {'GPUs busy':22}{_share(fmean(busy))}"
+    if memory := job.memory_ratios:
+        yield f"  {'peak GPU memory':22}{_share(max(memory))}"
+    if job.cores is not None:
+        ratio = f"{_share(job.cores / job.cpus)}  " if job.cpus else ""
+        yield f"  {'CPUs':22}{ratio}{job.cores:.1f} {f'of {job.cpus} ' if job.cpus else ''}cores"
     if job.memory:
         yield f"  {'peak memory':22}{job.memory / GIB:.1f} GiB in the ranks' own processes"
     for gpu in job.gpus[:GPUS_SHOWN]:
@@ -156,9 +141,8 @@ def _findings(job: Job) -> Iterator[str]:
         end = "now" if one.end is None else clock(one.end)
         lasted = duration(max((job.at if one.end is None else one.end) - one.begin, 0.0))
         first = f"{clock(one.begin)} to {end} ({lasted}), {one.severity}: "
-        sentence = f"{one.sentence}{_span(one, lasted)}"
-        yield from textwrap.wrap(f"{first}{sentence}", WIDTH, initial_indent="  ", subsequent_indent="    ")
-        yield from textwrap.wrap(one.advice, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        yield from _wrapped(f"{first}{one.sentence}{_span(one, lasted)}", "  ")
+        yield from _wrapped(one.advice, "    ")
     if len(job.findings) > FINDINGS_SHOWN:
         yield f"  and {len(job.findings) - FINDINGS_SHOWN} more"
 
@@ -193,13 +177,10 @@ def _notes(job: Job) -> Iterator[str]:
     unused = [f"{gpu.node} GPU {gpu.index}" for gpu in job.gpus if gpu.busy_ratio is not None and gpu.busy_ratio < 0.01]
     if unused:
         yield f"No kernel ran on {', '.join(unused)}. Request fewer GPUs, or check that the script uses all of them."
-    busy = [gpu.busy_ratio for gpu in job.gpus if gpu.busy_ratio is not None]
-    if busy and not unused and sum(busy) / len(busy) < MIN_BUSY:
-        yield f"The GPUs were busy for only {percent(sum(busy) / len(busy))} of the time."
-    if job.cpus and job.cpu_seconds is not None and job.seconds and job.cpus > MIN_CPUS:
-        cores = job.cpu_seconds / job.seconds
-        if cores < MIN_CPUS_USED * job.cpus:
-            yield f"The job used {cores:.1f} of {job.cpus} CPU cores. Request fewer, or use more loader workers."
+    if job.busy_ratios and not unused and (busy := fmean(job.busy_ratios)) < MIN_BUSY:
+        yield f"The GPUs were busy for only {percent(busy)} of the time."
+    if job.cpus and job.cores is not None and job.cpus > MIN_CPUS and job.cores < MIN_CPUS_USED * job.cpus:
+        yield f"The job used {job.cores:.1f} of {job.cpus} CPU cores. Request fewer, or use more loader workers."
 
 
 def group_lines(groups: Mapping[str, Mapping[str, float]], by: str, days: float, prices: Prices) -> Iterator[str]:
@@ -217,9 +198,14 @@ def group_lines(groups: Mapping[str, Mapping[str, float]], by: str, days: float,
         yield f"  {name or '(unknown)':24}{row}  {shares}"
 
 
-def _bar(ratio: float) -> str:
+def _wrapped(text: str, indent: str) -> list[str]:
+    """Return lines of WIDTH characters. Those after the first one are indented by four."""
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent="    ")
+
+
+def _share(ratio: float) -> str:
     filled = round(BAR * min(max(ratio, 0.0), 1.0))
-    return f"[{'|' * filled}{' ' * (BAR - filled)}]"
+    return f"[{'|' * filled}{' ' * (BAR - filled)}] {percent(ratio):>5}"
 
 
 def hours(seconds: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 from rankscope_exporter.job_report.job import Job
@@ -43,8 +44,7 @@ def _line(job: Job, prices: Prices, findings: int, causes: int, name_limit: int 
         name = REST if rest >= ROUNDING or not lost else next(iter(lost))
         lost[name] = round(lost.get(name, 0.0) + rest, 4)
     hours = job.gpu_seconds / 3600
-    busy = [gpu.busy_ratio for gpu in job.gpus if gpu.busy_ratio is not None]
-    memory = [gpu.memory / gpu.memory_total for gpu in job.gpus if gpu.memory is not None and gpu.memory_total]
+    busy, memory = job.busy_ratios, job.memory_ratios
     line: dict[str, Any] = {
         "rankscope": 1,
         "job": job.slurm.get("job_id"),
@@ -55,9 +55,9 @@ def _line(job: Job, prices: Prices, findings: int, causes: int, name_limit: int 
         "gpu_hours": _round(hours),
         "useful": round(useful, 4),
         "lost": lost,
-        "gpu_busy": [round(value, 3) for value in (min(busy), sum(busy) / len(busy), max(busy))] if busy else None,
+        "gpu_busy": [round(value, 3) for value in (min(busy), fmean(busy), max(busy))] if busy else None,
         "gpu_memory": round(max(memory), 3) if memory else None,
-        "cpus": None if job.cpu_seconds is None or not job.seconds else round(job.cpu_seconds / job.seconds, 1),
+        "cpus": None if job.cores is None else round(job.cores, 1),
         "cpus_allocated": job.cpus,
         "kwh": None if job.kwh is None else _round(job.kwh),
         "cost": None if prices.gpu_hour is None else round(hours * prices.gpu_hour, 2),
