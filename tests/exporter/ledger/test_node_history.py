@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,19 @@ class Node:
         reasons = {reason: self.throttled[uuid, reason] for reason in (HOT, CAPPED)}
         return RankGpu(reading, GpuCounters(0.0, reasons))
 
+    def account(self, name: str, owner: str = OWNER, began: float = 0.0) -> Account:
+        """Return the account of a run that began then, by default now."""
+        return Account(name, owner, began=began or self.unix, launched=began or self.unix)
+
+    def found(
+        self, finding: tuple[str, str], rank: int = 2, uuid: str = "", place: Mapping[str, Any] = {}
+    ) -> dict[str, Any]:
+        """Return an open finding about a rank, whose GPU by default has its number."""
+        uuid = uuid or self.uuids[rank]
+        named = Place(rank, "0-7", NODE, str(self.uuids.index(uuid)), uuid)._replace(**place)
+        told = {**named._asdict(), "rank": named.rank_label}
+        return {"kind": finding[0], "cause": finding[1], "begin": self.unix, "ratio": 0.3, **told}
+
     def run(
         self,
         finding: tuple[str, str],
@@ -83,24 +96,22 @@ class Node:
         *,
         owner: str = OWNER,
         name: str = "",
-        hot: str = "",
-        reason: str = HOT,
-        also_hot: str = "",
+        account: Account | None = None,
+        hot: Iterable[tuple[str, str]] = (),
         seconds: int = 60,
         place: Mapping[str, Any] = {},
+        readings: Sequence[RankReading] = (),
     ) -> None:
-        """Run for a minute with this finding about a rank, whose GPU by default has its number. `hot` is a GPU."""
+        """Run for a minute with this finding about a rank. `hot` has throttled GPUs, with their reasons."""
         self.runs += 1
-        uuid = uuid or self.uuids[rank]
-        account = Account(name or f"run-{self.runs}", owner, began=self.unix, launched=self.unix)
-        named = Place(rank, "0-7", NODE, str(self.uuids.index(uuid)), uuid)._replace(**place)
-        found = {"kind": finding[0], "cause": finding[1], "begin": self.unix, "ratio": 0.3, **named._asdict()}
+        account = account or self.account(name or f"run-{self.runs}", owner)
+        found = self.found(finding, rank, uuid, place)
         for _ in range(seconds // 5):
             self.at += 5.0
-            for each in filter(None, (hot, also_hot)):
-                self.throttled[each, reason] += 4.0
-            readings = [self._reading(number, uuid if number == rank else "") for number in range(8)]
-            self.poll((account, {**found, "rank": named.rank_label}), readings=readings)
+            for each in hot:
+                self.throttled[each] += 4.0
+            of_ranks = [self._reading(number, uuid if number == rank else "") for number in range(8)]
+            self.poll((account, found), readings=readings or of_ranks)
 
     def _reading(self, rank: int, uuid: str = "") -> RankReading:
         uuid = uuid or self.uuids[rank]
@@ -124,8 +135,8 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def throttle(node: Node, rank: int = 2, **options: Any) -> None:
-    node.run(THROTTLED, rank, hot=node.uuids[rank], **options)
+def throttle(node: Node, rank: int = 2, reason: str = HOT, **options: Any) -> None:
+    node.run(THROTTLED, rank, hot=[(node.uuids[rank], reason)], **options)
 
 
 def test_a_gpu_that_is_throttled_in_three_runs_is_a_culprit_for_a_week(node: Node) -> None:
@@ -143,16 +154,11 @@ def test_a_gpu_that_is_throttled_in_three_runs_is_a_culprit_for_a_week(node: Nod
 
 
 def test_a_run_counts_once_however_often_it_has_the_finding(node: Node) -> None:
-    account = Account("long", OWNER, began=node.unix, launched=node.unix)
+    account = node.account("long")
     for _ in range(4):
         node.throttled[node.uuids[2], HOT] += 3600.0
         node.wait(3600.0)
-        found = {"kind": "straggler", "cause": "throttled", "begin": node.unix - 10.0, "ratio": 0.3}
-        named = {**found, **Place(2, "0-7", NODE, "2", node.uuids[2])._asdict(), "rank": "2"}
-        for _ in range(6):
-            node.at += 5.0
-            node.throttled[node.uuids[2], HOT] += 4.0
-            node.poll((account, named), readings=[node._reading(rank) for rank in range(8)])
+        throttle(node, account=account, seconds=30)
     assert node.culprits == {"2": 1}
 
 
@@ -293,8 +299,7 @@ def test_a_run_that_has_finished_and_starts_again_is_another_run(node: Node, rea
             readings = [replace(node._reading(rank), began=began, ended=ending) for rank in range(8)]
             look = Look(node.at, node.unix, NO_RANKS, {account.key: readings}, NONE, {}, {}, Moment(node.at, {}))
             account.update(look, None)
-            named = {**Place(2, "0-7", NODE, "2", node.uuids[2])._asdict(), "kind": "straggler", "cause": "throttled"}
-            found = {**named, "rank": "2", "begin": 0.0, "ratio": 0.3}
+            found = {**node.found(THROTTLED), "begin": 0.0}
             node.poll(*([(account, found)] if ending is None else []), readings=readings)
     assert node.culprits == {"2": runs}
 
@@ -302,7 +307,7 @@ def test_a_run_that_has_finished_and_starts_again_is_another_run(node: Node, rea
 def test_findings_about_several_throttled_gpus_count_against_each_of_them(node: Node) -> None:
     place = {"rank": None, "gpu": "", "uuid": "", "ranks": (2, 5)}
     for _ in range(3):
-        node.run(THROTTLED, hot=node.uuids[2], also_hot=node.uuids[5], place=place)
+        node.run(THROTTLED, hot=[(node.uuids[2], HOT), (node.uuids[5], HOT)], place=place)
     assert node.culprits == {"2": 3, "5": 3}
     for _ in range(4):
         node.wait(10.0)
@@ -312,22 +317,16 @@ def test_findings_about_several_throttled_gpus_count_against_each_of_them(node: 
 
 def test_a_run_of_one_throttled_gpu_has_no_peer_and_blames_it(node: Node) -> None:
     for number in range(4):
-        account = Account(f"single-{number}", OWNER, began=node.unix, launched=node.unix)
-        found = {"kind": "throttling", "cause": "", "begin": node.unix, "ratio": 0.3, **Place()._asdict(), "rank": ""}
-        for _ in range(6):
-            node.at += 5.0
-            node.throttled[node.uuids[4], HOT] += 4.0
-            node.throttled[node.uuids[6], CAPPED] += 4.0
-            reading = replace(node._reading(4 if number < 3 else 6), world_size=1)
-            node.poll((account, found), readings=[reading])
+        hot = [(node.uuids[4], HOT), (node.uuids[6], CAPPED)]
+        reading = replace(node._reading(4 if number < 3 else 6), world_size=1)
+        node.run(("throttling", ""), hot=hot, seconds=30, place=Place()._asdict(), readings=[reading])
     assert node.culprits == {"4": 3}
 
 
 def test_throttling_of_all_gpus_is_the_nodes(node: Node) -> None:
-    nowhere = Place()._asdict()
     for uuid in node.uuids[1:]:
         node.throttled[uuid, HOT] += 1.0
-    node.run(("throttling", ""), hot=node.uuids[0], also_hot=node.uuids[1], place=nowhere)
+    node.run(("throttling", ""), hot=[(uuid, HOT) for uuid in node.uuids[:2]], place=Place()._asdict())
     (part,) = (one for one in node.saved() if not (one.uuid or one.port))
     assert [(one.kind, one.evidence) for one in part.incidents] == [("throttling", "")], "most of them are not"
     assert node.culprits == {}
@@ -355,12 +354,7 @@ def test_a_finding_that_is_open_during_a_restart_is_one_incident(node: Node) -> 
     incidents = [one for part in node.saved() for one in part.incidents]
     assert [one.gpu_seconds for one in incidents] == [pytest.approx(0.3 * 7 * 60.0)]
     node.start()
-    account = Account("long", OWNER, began=float(incidents[0].start), launched=float(incidents[0].start))
-    found = {"kind": "straggler", "cause": "throttled", "begin": node.unix - 60.0, "ratio": 0.3, "rank": "2"}
-    named = {**Place(2, "0-7", NODE, "2", node.uuids[2])._asdict(), **found}
-    for _ in range(3):
-        node.at += 5.0
-        node.poll((account, named), readings=[node._reading(rank) for rank in range(8)])
+    node.run(THROTTLED, account=node.account("long", began=float(incidents[0].start)), seconds=15)
     (again,) = (one for part in node.saved() for one in part.incidents)
     assert again.ended == node.unix
     assert again.evidence == "throttled"
@@ -416,12 +410,8 @@ def test_the_file_is_bounded_whatever_users_and_drivers_do(node: Node) -> None:
 
 
 def test_a_rank_that_claims_a_gpu_of_no_driver_gets_no_history(node: Node) -> None:
-    node.uuids, real = [*node.uuids[:7], "GPU-invented"], node.uuids
-    claimed = node._reading(7)
-    node.uuids = real
-    found = {"kind": "straggler", "cause": "backward", "begin": node.unix, "ratio": 0.3, "rank": "7"}
-    named = {**Place(7, "0-7", NODE, "7", "GPU-invented")._asdict(), **found}
-    node.poll((Account("forged", OWNER, began=node.unix, launched=node.unix), named), readings=[claimed])
+    claimed = replace(node._reading(7), uuid="GPU-invented")
+    node.run(SLOW, 7, place={"uuid": "GPU-invented"}, readings=[claimed])
     assert node.saved() == []
 
 
