@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from rankscope.record.process_stat import exists
 from rankscope_exporter.documents import DocumentError, read_document
 from rankscope_exporter.simulation.scenario import parse_process
 from rankscope_exporter.simulation.timeline import SimulatedProcess
@@ -49,7 +50,7 @@ class HolderDirectory:
         holders = {key: self._holder(key) for key in self._announcements()}
         self._read = holders
         present = [holder.process for holder in holders.values() if holder and holder.gpu == gpu]
-        return [process for process in present if is_alive(process.pid)]
+        return [process for process in present if exists(process.pid)]
 
     def _announcements(self) -> Iterator[tuple[str, int]]:
         if self._directory is None or not self._directory.is_dir():
@@ -98,14 +99,3 @@ def _holder(path: Path, values: Any) -> Holder:
         raise ScenarioError("gpu: expected the index of a GPU")
     rest = {key: value for key, value in values.items() if key != "gpu"}
     return Holder(values["gpu"], parse_process(path.name, {**rest, "pid": int(path.stem)}))
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether there is a process with this id, of any user."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -67,21 +67,14 @@ def test_clocks_are_lower_when_idle_or_throttled():
     assert busy.reasons(20) == {"gpu_idle"}
 
 
-def test_used_memory_is_the_sum_of_the_processes():
-    shared = gpu((0.0, State(processes=(SimulatedProcess(1, 100), SimulatedProcess(2, 50)))))
-    assert shared.memory_used(1) == 150
-
-
-def test_the_scenarios_memory_replaces_its_own_processes_but_not_others():
-    state = State(memory_used=400, processes=(SimulatedProcess(1, 100),))
+@pytest.mark.parametrize(
+    ("own", "used"), [(None, 100 + 30), (400, 400 + 30), (10**6, MODEL.memory - 10)], ids=["summed", "set", "full"]
+)
+def test_used_memory_is_that_of_the_processes_unless_the_scenario_sets_its_own(own, used):
+    state = State(memory_used=own, processes=(SimulatedProcess(1, 100),))
     shared = gpu((0.0, state), holders=lambda index: [SimulatedProcess(9, 30 + index)])
-    assert shared.memory_used(1) == 430
+    assert shared.memory_used(1) == used
     assert [process.pid for process in shared.processes(1)] == [1, 9]
-
-
-def test_used_memory_is_at_most_the_total():
-    full = gpu((0.0, State(memory_used=10**6)))
-    assert full.memory_used(1) + full.memory_reserved == MODEL.memory
 
 
 def test_ranks_add_their_work_pids_and_memory():

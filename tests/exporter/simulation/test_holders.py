@@ -11,17 +11,10 @@ import time
 import pytest
 
 from rankscope_exporter.simulation.hold import main
-from rankscope_exporter.simulation.holders import HolderDirectory, announced, is_alive
+from rankscope_exporter.simulation.holders import HolderDirectory, announced
 from rankscope_exporter.simulation.timeline import SimulatedProcess
 
 GIB = 2**30
-
-
-@pytest.fixture
-def dead_pid() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 def test_an_announced_process_holds_memory_of_its_gpu_only(tmp_path):
@@ -33,14 +26,11 @@ def test_an_announced_process_holds_memory_of_its_gpu_only(tmp_path):
     assert holders.find(2) == []
 
 
-def test_a_process_that_died_without_withdrawing_holds_nothing(tmp_path, dead_pid):
-    (tmp_path / f"{dead_pid}.yml").write_text("gpu: 0\nmemory: 1 GiB\n")
-    assert not is_alive(dead_pid)
+def test_a_process_that_died_without_withdrawing_holds_nothing(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    (tmp_path / f"{process.pid}.yml").write_text("gpu: 0\nmemory: 1 GiB\n")
     assert HolderDirectory(tmp_path).find(0) == []
-
-
-def test_a_process_of_another_user_is_alive():
-    assert is_alive(1)
 
 
 @pytest.mark.parametrize("content", ["", "gpu: two\nmemory: 1", "gpu: 0\nmemory: much", "gpu: [", "gpu: 0\nmmemory: 1"])

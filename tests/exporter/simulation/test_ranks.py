@@ -28,20 +28,23 @@ class Ranks:
         self.follower.poll()
 
 
-def test_a_ranks_activity_between_two_polls_is_added_to_its_gpu():
-    ranks = Ranks("A", "B")
-    ranks.poll(1, RankActivity("A", 7, 10.0, 3.0))
-    ranks.poll(2, RankActivity("A", 7, 10.5, 3.25))
-    assert ranks.histories["A"].seconds(2) == Seconds(0.5, 0.25)
-    assert ranks.histories["A"].pids == (7,)
-    assert ranks.histories["B"].seconds(2) == Seconds()
-    assert ranks.histories["B"].pids == ()
-
-
-def test_activity_before_the_first_poll_is_not_counted():
+@pytest.mark.parametrize(
+    ("before", "after", "seconds", "pids"),
+    [
+        ([("A", 7, 10.0, 3.0)], [("A", 7, 10.5, 3.25)], Seconds(0.5, 0.25), (7,)),
+        ([], [("A", 7, 1000.0, 0.0)], Seconds(), (7,)),
+        ([("A", 7, 0.0, 0.0)], [], Seconds(), ()),
+        ([("A", 7, 0.0, 0.0), ("A", 8, 5.0, 0.0)], [("A", 7, 0.25, 0.0), ("A", 8, 5.5, 0.0)], Seconds(0.75), (7, 8)),
+        ([("A", 7, 5.0, 5.0)], [("A", 7, 1.0, 6.0)], Seconds(0.0, 1.0), (7,)),
+        ([("B", 7, 0.0, 0.0)], [("B", 7, 1.0, 0.0)], Seconds(), ()),
+    ],
+    ids=["one rank", "first seen", "ended", "two ranks", "a counter that decreases", "a rank on another GPU"],
+)
+def test_the_activity_of_a_gpus_ranks_between_two_polls_is_added_to_it(before, after, seconds, pids):
     ranks = Ranks("A")
-    ranks.poll(1, RankActivity("A", 7, 1000.0, 0.0))
-    assert ranks.histories["A"].seconds(1) == Seconds()
+    ranks.poll(1, *(RankActivity(*one) for one in before))
+    ranks.poll(2, *(RankActivity(*one) for one in after))
+    assert (ranks.histories["A"].seconds(2), ranks.histories["A"].pids) == (seconds, pids)
 
 
 def test_activity_between_two_polls_is_interpolated_linearly():
@@ -52,37 +55,6 @@ def test_activity_between_two_polls_is_interpolated_linearly():
     assert history.seconds(-1.0) == Seconds()
     assert history.seconds(99.0) == history.seconds(3.0) == Seconds(1.0, 0.5)
     assert history.known_until == 3.0
-
-
-def test_a_rank_that_ended_leaves_its_gpu_idle_without_a_process():
-    ranks = Ranks("A")
-    ranks.poll(1, RankActivity("A", 7, 0.0, 0.0))
-    ranks.poll(2, RankActivity("A", 7, 1.0, 0.0))
-    ranks.poll(3)
-    ranks.poll(4)
-    assert ranks.histories["A"].seconds(4) == Seconds(1.0, 0.0)
-    assert ranks.histories["A"].pids == ()
-
-
-def test_two_ranks_on_one_gpu_add_up():
-    ranks = Ranks("A")
-    ranks.poll(1, RankActivity("A", 7, 0.0, 0.0), RankActivity("A", 8, 5.0, 0.0))
-    ranks.poll(2, RankActivity("A", 7, 0.25, 0.0), RankActivity("A", 8, 5.5, 0.0))
-    assert ranks.histories["A"].seconds(2).computing == pytest.approx(0.75)
-
-
-def test_a_decreasing_counter_subtracts_nothing():
-    ranks = Ranks("A")
-    ranks.poll(1, RankActivity("A", 7, 5.0, 5.0))
-    ranks.poll(2, RankActivity("A", 7, 1.0, 6.0))
-    assert ranks.histories["A"].seconds(2) == Seconds(0.0, 1.0)
-
-
-def test_a_rank_on_another_gpu_is_ignored():
-    ranks = Ranks("A")
-    ranks.poll(1, RankActivity("elsewhere", 7, 0.0, 0.0))
-    ranks.poll(2, RankActivity("elsewhere", 7, 1.0, 0.0))
-    assert ranks.histories["A"].seconds(2) == Seconds()
 
 
 def test_the_memory_of_a_history_is_bounded():
