@@ -11,8 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 LINES_LIMIT = 100_000
@@ -22,7 +21,7 @@ ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 
 
 class Child:
-    """A process with a thread that collects its lines."""
+    """A process with a thread that collects its lines. It is killed at the end of a `with` statement."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
         """Start the process. Raises OSError."""
@@ -90,6 +89,12 @@ class Child:
                 with contextlib.suppress(OSError):  # the pipe's reader has ended
                     stream.close()  # type: ignore[union-attr]
 
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def _collect(self) -> None:
         assert self._process.stdout
         for line in self._process.stdout:
@@ -97,12 +102,3 @@ class Child:
                 value = json.loads(line)
                 if isinstance(value, dict) and len(self.lines) < LINES_LIMIT:
                     self.lines.append(value)
-
-
-@contextmanager
-def running(child: Child) -> Iterator[Child]:
-    """Kill the child at the end of the context."""
-    try:
-        yield child
-    finally:
-        child.kill()

@@ -18,7 +18,7 @@ from rankscope.cli.printable import printable
 from rankscope.record.quantities import count as counted
 from rankscope.record.quantities import duration
 from rankscope_exporter.documents import DocumentError
-from rankscope_exporter.node_check.children import Child, running
+from rankscope_exporter.node_check.children import Child
 from rankscope_exporter.node_check.gpu_checks import check_gpus, in_use
 from rankscope_exporter.node_check.host_checks import check_host, read_host
 from rankscope_exporter.node_check.kernel_log import check_log, read_xids
@@ -84,7 +84,7 @@ def check(request: CheckRequest, environ: Mapping[str, str]) -> tuple[list[Resul
     request = _with_absolute_paths(request)
     if request.simulate:
         _validate(request.simulate)
-    with running(Child([*READER, *filter(None, [request.simulate])], {}, UNSET)) as reader:
+    with Child([*READER, *filter(None, [request.simulate])], {}, UNSET) as reader:
         known, driver = _read_facts(reader)
         selected, missing = select(names, known or [])
         missing = missing if known is not None else []  # nothing was read, so nothing is missing
@@ -181,7 +181,7 @@ def _run_loads(request: CheckRequest, reader: Child, gpus: Sequence[Facts]) -> d
         names = {gpu.index: gpu.uuid for gpu in gpus if [one.uuid for one in gpus].count(gpu.uuid) == 1}
         children = {
             # A driver on some virtual machines gives several GPUs one UUID.
-            gpu.index: stack.enter_context(running(_start_load(request, names.get(gpu.index) or str(gpu.index))))
+            gpu.index: stack.enter_context(_start_load(request, names.get(gpu.index) or str(gpu.index)))
             for gpu in free
         }
         for child in children.values():

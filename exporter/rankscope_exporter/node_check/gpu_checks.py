@@ -57,17 +57,12 @@ def in_use(gpu: Gpu) -> str:
     facts = gpu.facts
     if facts.is_mig or facts.error:
         return ""
-    if facts.pids:
-        return f"used by {_processes(facts.pids)}"
-    if not facts.pids and (facts.memory_used or 0) >= GIB:
-        # In a container, processes of other containers are not listed.
-        return f"{(facts.memory_used or 0) / GIB:.1f} GiB are used, by a process that is not visible here"
-    return ""
-
-
-def _processes(pids: Sequence[int]) -> str:
-    shown = ", ".join(str(pid) for pid in sorted(pids)[:8])
-    return f"process{'es' if len(pids) > 1 else ''} {shown}{', …' if len(pids) > 8 else ''}"
+    if pids := facts.pids:
+        shown = ", ".join(map(str, sorted(pids)[:8]))
+        return f"used by process{'es' if len(pids) > 1 else ''} {shown}{', …' if len(pids) > 8 else ''}"
+    # In a container, processes of other containers are not listed.
+    used = (facts.memory_used or 0) / GIB
+    return f"{used:.1f} GiB are used, by a process that is not visible here" if used >= 1 else ""
 
 
 def _use(gpu: Gpu, _: Sequence[Gpu]) -> Found:
@@ -78,14 +73,9 @@ def _use(gpu: Gpu, _: Sequence[Gpu]) -> Found:
 
 
 def _load(gpu: Gpu, _: Sequence[Gpu]) -> Found:
-    load = gpu.load
+    load, advice = gpu.load, "Reset the GPU or reboot the node; look for XIDs in the kernel log"
     if load.failure:
-        return (
-            "failed",
-            load.failure,
-            "the load runs",
-            "Reset the GPU or reboot the node; look for XIDs in the kernel log",
-        )
+        return "failed", load.failure, "the load runs", advice
     return ("not_run", load.not_run, "", "") if load.not_run else ("ok", "completed", "", "")
 
 
@@ -101,9 +91,8 @@ def _sm_clock(gpu: Gpu, peers: Sequence[Gpu]) -> Found:
     if highest is None or limited:  # full load at the power limit lowers the clock of a healthy GPU
         return "not_run", f"{mine / 1e6:.0f} MHz, at the power limit" if limited else UNKNOWN[1], "", ""
     expected = f"at least {OF_CLOCK_MAX * highest / 1e6:.0f} MHz, {OF_CLOCK_MAX:.0%} of the maximum"
-    outcome: Outcome = "ok" if mine >= OF_CLOCK_MAX * highest else "failed"
-    if outcome == "failed" and _share(gpu, "applications_clocks_setting") > SUSTAINED:
-        outcome = "warning"  # an administrator has set this clock
+    is_set = _share(gpu, "applications_clocks_setting") > SUSTAINED  # by an administrator
+    outcome: Outcome = "ok" if mine >= OF_CLOCK_MAX * highest else "warning" if is_set else "failed"
     return outcome, f"{mine / 1e6:.0f} MHz", expected, advice
 
 
@@ -193,9 +182,8 @@ def _fabric(gpu: Gpu, _: Sequence[Gpu]) -> Found:
     state, status = gpu.facts.fabric
     if (state, status) == ("completed", "success"):
         return "ok", state, "", ""
-    outcome: Outcome = (
-        "warning" if gpu.load.rates else "failed"
-    )  # CUDA does not start without the fabric, if it needs it
+    # CUDA does not start without the fabric, if it needs it.
+    outcome: Outcome = "warning" if gpu.load.rates else "failed"
     advice = "Check the service nvidia-fabricmanager"
     return outcome, f"{state}, status {status}", "completed, status success", advice
 
@@ -224,10 +212,8 @@ def _ecc(gpu: Gpu, _: Sequence[Gpu]) -> Found:
 
 def _recovery_action(gpu: Gpu, _: Sequence[Gpu]) -> Found:
     action = gpu.facts.recovery_action
-    if action is None:
-        return UNKNOWN
     advice = f"Drain the node and do what the driver asks for: {action}"
-    return "ok" if action == "none" else "failed", action, "none", advice
+    return UNKNOWN if action is None else ("ok" if action == "none" else "failed", action, "none", advice)
 
 
 def _xid(gpu: Gpu, _: Sequence[Gpu]) -> Found:
@@ -306,10 +292,8 @@ def _link(gpu: Gpu) -> tuple[float | None, float | None] | None:
     """Return the best generation and lanes under load; None without a load."""
     if not gpu.loaded:
         return None
-    generations, lanes = ([sample.link[part] for sample in gpu.loaded] for part in (0, 1))
-    return max((n for n in generations if n is not None), default=None), max(
-        (n for n in lanes if n is not None), default=None
-    )
+    generations, lanes = ([n for s in gpu.loaded if (n := s.link[part]) is not None] for part in (0, 1))
+    return max(generations, default=None), max(lanes, default=None)
 
 
 def _number(value: float | None) -> str:

@@ -313,7 +313,7 @@ def test_a_child_does_not_import_from_the_directory_of_the_caller(
 ) -> None:
     (tmp_path / "pynvml.py").write_text("raise SystemExit('imported from here')")
     monkeypatch.chdir(tmp_path)
-    with children.running(children.Child(command.READER, {})) as child:
+    with children.Child(command.READER, {}) as child:
         assert child.wait(time.monotonic() + 20, lambda: bool(child.lines))
         assert "driver" in child.lines[0]
 
