@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus, quoted
@@ -148,17 +149,15 @@ def _add_details(connect: Connect, one: Job) -> Job:
     counted = _counted(later, where, lasted)
     if counted and one.ended is None:
         counted = _until_now(then, where, counted, one.ranks)
-    return Job(
-        **{
-            **vars(one),
-            "causes": counted or {"unknown": one.ranks * (one.end - one.began)},
-            "gpus": _gpus(then, where, life),
-            "findings": [*findings(connect, where, one)],
-            "captures": _captures(later, where, lasted),
-            "cpu_seconds": _value(then.query(cpu)),
-            "memory": _value(then.query(memory)),
-            "steps": _value(then.query(steps)) or 0.0,
-        }
+    return replace(
+        one,
+        causes=counted or {"unknown": one.ranks * (one.end - one.began)},
+        gpus=_gpus(then, where, life),
+        findings=[*findings(connect, where, one)],
+        captures=_captures(later, where, lasted),
+        cpu_seconds=_value(then.query(cpu)),
+        memory=_value(then.query(memory)),
+        steps=_value(then.query(steps)) or 0.0,
     )
 
 
