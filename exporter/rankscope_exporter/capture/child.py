@@ -1,61 +1,40 @@
-"""A child process for what may block or take too much memory: a file on a dead network file system, a hostile dump.
-
-A process that waits for such a file system cannot be ended. So it is abandoned, and no thread of the exporter waits.
-"""
+"""A child process for what may block or take too much memory: a file on a dead network file system, a hostile dump."""
 
 from __future__ import annotations
 
 import json
 import os
 import resource
-import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 
 from rankscope_exporter.capture.source import UnavailableError
+from rankscope_exporter.child import Child
 
 SECONDS = 20.0
 MEMORY = 2**30
 """Bytes of address space of a child."""
-READ_BYTES = 65536
-STARTED = b"\n"
-"""What a child prints first: what takes long then is not the start of the interpreter, on a node without idle CPUs."""
-UNAVAILABLE = 3
-"""The exit status of a child that has nothing to add. Its output is the reason."""
 
 
 def run_child(module: str, *arguments: object, seconds: float = SECONDS) -> str:
-    """Return what a module prints, given arguments in JSON. Raise UnavailableError, also after `seconds`."""
-    command = [sys.executable, "-m", module, json.dumps(arguments)]
+    """Return the text of a module that `serve`s, for these arguments. Raise UnavailableError, also after `seconds`."""
     try:
-        child = subprocess.Popen(  # noqa: S603 - a module of this package
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        process = Child([sys.executable, "-m", module, json.dumps(arguments)])
     except OSError as error:
         raise UnavailableError(f"cannot start a process: {error.strerror}") from error
-    parts: list[bytes] = []
-    reader = Thread(target=_collect, args=(child, parts), name="capture-child", daemon=True)
-    reader.start()
-    reader.join(seconds)
-    if reader.is_alive():
-        child.kill()  # the reader reaps it once it has ended
-        why = "a file system may not answer" if parts else "there is no CPU time for it"
-        raise UnavailableError(f"no result within {seconds:g} s: {why}")
-    text = b"".join(parts).removeprefix(STARTED).decode(errors="replace")
-    if child.returncode == UNAVAILABLE:
-        raise UnavailableError(text)
-    if child.returncode != 0:
-        raise UnavailableError(f"the process that reads it has failed with status {child.returncode}")
-    return text
-
-
-def _collect(child: subprocess.Popen[bytes], parts: list[bytes]) -> None:
-    with child:
-        while part := os.read(child.stdout.fileno(), READ_BYTES):  # type: ignore[union-attr]
-            parts.append(part)
+    with process as child:
+        has_ended = child.wait(time.monotonic() + seconds)
+        answer = {name: value for line in child.lines for name, value in line.items()}
+        if not has_ended:
+            why = "a file system may not answer" if answer else "there is no CPU time for it"
+            raise UnavailableError(f"no result within {seconds:g} s: {why}")
+        if "text" not in answer:
+            status = f"the process that reads it has failed with status {child.status}"
+            raise UnavailableError(answer.get("unavailable", status))
+        return str(answer["text"])
 
 
 def limit_memory(limit: int) -> None:
@@ -67,14 +46,15 @@ def limit_memory(limit: int) -> None:
 
 
 def serve(function: Callable[..., str]) -> None:
-    """Print what a function returns for the arguments of `run_child`, as the process that is ended first."""
-    os.write(1, STARTED)
+    """Answer `run_child` with what a function returns for its arguments, as the process that is ended first."""
+    # What takes long after this line is not the start of the interpreter, on a node without idle CPUs.
+    os.write(1, b'{"has_started": true}\n')
     os.nice(19)
     limit_memory(MEMORY)
     try:
-        text, status = function(*json.loads(sys.argv[1])), 0
+        answer = {"text": function(*json.loads(sys.argv[1])).encode(errors="replace").decode()}
     except UnavailableError as error:
-        text, status = str(error), UNAVAILABLE
-    sys.stdout.buffer.write(text.encode(errors="replace"))
+        answer = {"unavailable": str(error)}
+    sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
-    os._exit(status)
+    os._exit(0)

@@ -17,8 +17,8 @@ from typing import Any
 from rankscope.cli.printable import printable
 from rankscope.record.quantities import count as counted
 from rankscope.record.quantities import duration
+from rankscope_exporter.child import Child
 from rankscope_exporter.documents import DocumentError
-from rankscope_exporter.node_check.children import Child
 from rankscope_exporter.node_check.gpu_checks import check_gpus, in_use
 from rankscope_exporter.node_check.host_checks import check_host, read_host
 from rankscope_exporter.node_check.kernel_log import check_log, read_xids

@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 from tests.attacks.cli.test_hang_with_hostile_dumps import DUMPS
 from tests.attacks.users import VICTIM, needs_root
+from tests.exporter.capture.test_torch_dumps import folder, rank
 
 from rankscope_exporter.capture.source import UnavailableError
 from rankscope_exporter.capture.torch_dumps import DUMP_BYTES, TEXT_BYTES, copy_dumps, locate_dumps
 
+__all__ = ["folder"]
 SECRET = "the victim's"
-
-
-@contextmanager
-def job(prefix: Path | str, user: int | None = None) -> Iterator[int]:
-    """Run a process whose dumps have this prefix. Yield its process ID."""
-    variables = {"TORCH_FR_DUMP_TEMP_FILE": str(prefix)}
-    with subprocess.Popen(
-        ["sh", "-c", "echo; read end"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, user=user
-    ) as process:
-        assert process.stdout
-        assert process.stdin
-        process.stdout.readline()
-        yield process.pid
-        process.stdin.close()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "capture").mkdir(mode=0o700)
-    return tmp_path / "capture"
 
 
 @pytest.mark.parametrize("kind", DUMPS)
 def test_a_hostile_dump_is_copied_and_named_as_unreadable(folder: Path, tmp_path: Path, kind: str) -> None:
-    with job(tmp_path / "dump") as pid:
+    with rank(TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "dump")) as pid:
         (tmp_path / "dump0").write_bytes(DUMPS[kind])
         text = copied(pid, folder)
     is_large = len(DUMPS[kind]) > DUMP_BYTES
@@ -63,7 +42,7 @@ def test_a_jobs_link_does_not_lead_to_files_of_others(folder: Path, tmp_path: Pa
     tmp_path.chmod(0o777)
     (tmp_path / "folder").mkdir()
     (tmp_path / target).write_text(SECRET)
-    with job(tmp_path / "link/dump", VICTIM) as pid:
+    with rank(user=VICTIM, TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "link/dump")) as pid:
         places = locate_dumps({0: pid})
         (tmp_path / "link").symlink_to((tmp_path / target).parent)
         (tmp_path / target).rename((tmp_path / target).with_name("dump0"))
@@ -87,7 +66,7 @@ def test_a_file_that_is_exchanged_while_it_is_read_is_never_the_victims(folder: 
             (tmp_path / "link").symlink_to(secret)
             (tmp_path / "link").rename(dump)
 
-    with job(tmp_path / "dump", VICTIM) as pid:
+    with rank(user=VICTIM, TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "dump")) as pid:
         thread = Thread(target=exchange)
         thread.start()
         try:
@@ -105,7 +84,7 @@ def test_a_link_in_the_captures_folder_is_not_followed(folder: Path, tmp_path: P
     victim.write_text(SECRET)
     (folder / "nccl_trace_rank_0.part").symlink_to(victim)
     (folder / "nccl_trace_rank_0").symlink_to(victim)
-    with job(tmp_path / "dump") as pid:
+    with rank(TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "dump")) as pid:
         (tmp_path / "dump0").write_text("dump")
         with pytest.raises(UnavailableError):
             copy_dumps(locate_dumps({0: pid}), folder)

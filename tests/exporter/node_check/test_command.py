@@ -15,7 +15,8 @@ import torch
 import yaml
 
 from rankscope.cli import launch
-from rankscope_exporter.node_check import children, command, host_checks, load
+from rankscope_exporter.child import Child
+from rankscope_exporter.node_check import command, load
 from rankscope_exporter.node_check.command import CheckRequest, check, exit_status, show
 from rankscope_exporter.node_check.host_checks import Host
 from rankscope_exporter.node_check.result import Result
@@ -313,11 +314,10 @@ def test_a_child_does_not_import_from_the_directory_of_the_caller(
 ) -> None:
     (tmp_path / "pynvml.py").write_text("raise SystemExit('imported from here')")
     monkeypatch.chdir(tmp_path)
-    with children.Child(command.READER, {}) as child:
+    with Child(command.READER) as child:
         assert child.wait(time.monotonic() + 20, lambda: bool(child.lines))
         assert "driver" in child.lines[0]
 
 
 def test_every_default_limit_ends_within_a_minute() -> None:
     assert command.FACTS_WITHIN + command.LOAD_WITHIN < 60
-    assert host_checks.WORKERS

@@ -1,4 +1,7 @@
-"""Child processes that print lines of JSON, and that are never waited for: one in a broken driver cannot be killed."""
+"""Child processes that print lines of JSON, and that are never waited for.
+
+One that waits for a broken driver or for a dead network file system cannot be killed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +19,22 @@ from typing import Any
 LINES_LIMIT = 100_000
 END_WITHIN = 0.2  # seconds for the end after SIGKILL; eight GPUs may all be stuck
 ERROR_LIMIT = 8000  # bytes at the end of the standard error
+NO_VARIABLES: Mapping[str, str] = {}
 ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 
 
 class Child:
     """A process with a thread that collects its lines. It is killed at the end of a `with` statement."""
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
+    def __init__(
+        self, command: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES, unset: Sequence[str] = ()
+    ) -> None:
         """Start the process. Raises OSError."""
         self.lines: list[dict[str, Any]] = []
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         with contextlib.ExitStack() as stack:
-            self._errors = stack.enter_context(tempfile.TemporaryFile())
+            # In memory: a disk may be full, or not answer.
+            self._errors = stack.enter_context(open(os.memfd_create("errors"), "w+b"))  # noqa: PTH123 - a descriptor
             self._process = subprocess.Popen(  # noqa: S603 - this package's own program
                 command,
                 # With `-m`, Python imports from the current directory first, which may belong to another user.
