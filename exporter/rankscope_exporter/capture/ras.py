@@ -19,14 +19,14 @@ from pathlib import Path
 
 from rankscope.cli.explaining.fetching import within
 from rankscope.cli.printable import printable
+from rankscope.record.process_stat import read_environment
 from rankscope_exporter.capture.ras_answer import describe_answer
 from rankscope_exporter.capture.sockets import PROCFS, Address, find_owners, plain_host, read_sockets
 from rankscope_exporter.capture.source import UnavailableError, cut
 
 PORT = 28028
-CHOSEN = re.compile(rb"(?:^|\0)NCCL_RAS_ADDR=[^\0]*:(\d{1,5})(?:\0|$)")
+CHOSEN, CHOSEN_PORT = "NCCL_RAS_ADDR", re.compile(r".*:(\d{1,5})", re.DOTALL)
 """Another port, in the environment of a process. Nothing else of it is used."""
-ENVIRONMENT_BYTES = 2**20
 HELLO = b"CLIENT PROTOCOL 2\n"
 """The version of all NCCL releases from 2.24 to 2.30."""
 GREETING = b"SERVER PROTOCOL "
@@ -83,17 +83,16 @@ def _addresses(pid: int, owners: Mapping[int, int], procfs: Path) -> Collection[
 
     No other socket is contacted: the job may not expect it.
     """
-    port = _port(procfs / str(pid) / "environ")
+    port = _port(pid, procfs)
     return {one.local for one in read_sockets(pid, procfs=procfs) if one.inode in owners and one.local.port == port}
 
 
-def _port(environment: Path) -> int:
-    """Return the port that NCCL_RAS_ADDR chooses for a process, else the usual one."""
-    try:
-        with environment.open("rb") as file:
-            match = CHOSEN.search(file.read(ENVIRONMENT_BYTES))
-    except OSError:
-        match = None
+def _port(pid: int, procfs: Path) -> int:
+    """Return the port that a process has chosen, else the usual one."""
+    chosen = ""
+    with suppress(OSError):
+        chosen = read_environment(pid, procfs).get(CHOSEN, "")
+    match = CHOSEN_PORT.fullmatch(chosen)
     return int(match[1]) if match else PORT
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.cli.printable import printable
-from rankscope.record.process_stat import PROCFS, TICKS, is_running, read_process_stat, read_user_ids
+from rankscope.record.process_stat import PROCFS, TICKS, is_running, read_environment, read_process_stat, read_user_ids
 from rankscope_exporter.capture.child import run_child, serve
 from rankscope_exporter.capture.rooted import read_file
 from rankscope_exporter.capture.source import PERMISSION, UnavailableError, cut
@@ -27,7 +27,6 @@ DUMP_BYTES = 16 * 2**20
 BYTES = 64 * 2**20
 """The size limit of all dumps of a capture."""
 TEXT_BYTES = 64 * 1024
-ENVIRONMENT_BYTES = 2**20
 CLOCK_STEP = 1.0
 """Seconds by which a file system's time may be before the kernel's."""
 LINE_LIMIT = 1000
@@ -64,10 +63,7 @@ def locate_dumps(pids: Mapping[int, int], procfs: Path = PROCFS) -> list[Place]:
 
 def _locate(rank: int, pid: int, procfs: Path) -> Place:
     process = procfs / str(pid)
-    with (process / "environ").open("rb") as file:
-        pairs = file.read(ENVIRONMENT_BYTES).decode(errors="surrogateescape").split("\0")
-    environment = dict(pair.partition("=")[::2] for pair in pairs)
-    directory = (process / "cwd").readlink()
+    environment, directory = read_environment(pid, procfs), (process / "cwd").readlink()
     is_same_view = (process / "ns/mnt").stat().st_ino == (procfs / "self/ns/mnt").stat().st_ino
     return Place(
         rank,

@@ -12,6 +12,7 @@ from pathlib import Path
 from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, all_ranks
 from rankscope.record import layout
 from rankscope.record.group_name import members, name_ranks
+from rankscope.record.process_stat import read_environment
 from rankscope.record.stopped import is_stopped
 from rankscope.record.text import NUMBER
 from rankscope_exporter.diagnosis.waits import (
@@ -194,11 +195,9 @@ def _dumps(one: RecordedRank) -> Iterator[str]:
     """Yield where torch writes dumps of its flight recorder, if the job's environment can be read."""
     if one.snapshot.info.get("backend") == GLOO:  # it has no watchdog
         return
-    process = Path(f"/proc/{one.snapshot.lock_pid}")
+    pid = one.snapshot.lock_pid
     with suppress(OSError):
-        pairs = (process / "environ").read_bytes().decode(errors="replace").split("\0")
-        environment = dict(pair.partition("=")[::2] for pair in pairs)
-        yield from describe_dumps(environment, (process / "cwd").readlink())
+        yield from describe_dumps(read_environment(pid), Path(f"/proc/{pid}/cwd").readlink())
 
 
 def describe_dumps(environment: Mapping[str, str], directory: Path = Path()) -> Iterator[str]:

@@ -13,6 +13,7 @@ PROCFS = Path("/proc")
 DEAD = frozenset("ZXx")  # states of ended processes, also of zombies
 TICKS = os.sysconf("SC_CLK_TCK")  # per second
 ANCESTORS_LIMIT = 64
+ENVIRONMENT_BYTES = 2**20
 
 
 class ProcessStat(NamedTuple):
@@ -35,6 +36,13 @@ def read_user_ids(pid: int, procfs: Path = PROCFS) -> list[int]:
     """Return a process's real, effective, saved and file system user ID. Raises OSError as above."""
     lines = (procfs / str(pid) / "status").read_text(errors="replace").splitlines()
     return next(([int(one) for one in line.split()[1:]] for line in lines if line.startswith("Uid:")), [])
+
+
+def read_environment(pid: int, procfs: Path = PROCFS) -> dict[str, str]:
+    """Return a process's environment, of its first MiB. Raises OSError as above."""
+    with (procfs / str(pid) / "environ").open("rb") as file:
+        pairs = file.read(ENVIRONMENT_BYTES).decode(errors="surrogateescape").split("\0")
+    return dict(pair.partition("=")[::2] for pair in pairs)
 
 
 def is_running(pid: int, start: object, ahead: float = 0.0) -> bool | None:
