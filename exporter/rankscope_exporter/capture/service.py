@@ -15,9 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -43,13 +42,6 @@ PRUNE_INTERVAL = 3600.0
 """Seconds after which captures that are too old are removed, also if there is no new one."""
 USERS_LIMIT, ERROR_LIMIT = 256, 500
 logger = logging.getLogger(__name__)
-
-
-class Latest(NamedTuple):
-    """The latest capture of a run."""
-
-    at: float
-    path: str
 
 
 def _children_cpu() -> float:
@@ -89,7 +81,8 @@ class CaptureService:
         """The label `owner` and the start of the runs that are shown now, by name and user ID."""
         self._served: dict[int, float] = {}
         """When a run of each user was last captured."""
-        self._latest: dict[tuple[str, str], Latest] = {}
+        self._latest: dict[tuple[str, str], tuple[float, str]] = {}
+        """The time and the path of the latest capture of each run, by name and user ID."""
         self._dumps: dict[Run, Sequence[Mapping[str, Any]]] = {}
         """The places of torch's dumps of captured runs."""
         self._written, self._failed = Counter[str](), Counter[str]()
@@ -203,19 +196,17 @@ class CaptureService:
 
     def _show(self, kept: Iterable[tuple[Any, ...]]) -> None:
         """Set the latest capture of each run from all of them, the newest first."""
-        latest: dict[tuple[str, str], Latest] = {}
-        for name, at, run, owner, *_ in kept:
-            latest.setdefault((run, owner), Latest(at, str(Path(self._directory) / name)))
-        self._latest = latest
+        oldest_first = reversed([*kept])
+        self._latest = {(run, owner): (at, str(self._directory / name)) for name, at, run, owner, *_ in oldest_first}
 
     def collect(self) -> Iterable[Metric]:
         """Return the captures that were written and failed, and the latest one of each run."""
-        present, latest = self._present, self._latest
+        latest = self._latest
         yield WRITTEN.family({(reason,): float(self._written[reason]) for reason in REASONS})
         yield FAILED.family({(reason,): float(self._failed[reason]) for reason in FAILURES})
         shown = {
-            (run[0], label): latest[run]
-            for run, (label, began) in present.items()
-            if run in latest and latest[run].at >= began  # else it is of an earlier run of this name
+            (run[0], label, self._node, latest[run][1]): latest[run][0]
+            for run, (label, began) in self._present.items()
+            if run in latest and latest[run][0] >= began  # else it is of an earlier run of this name
         }
-        yield LATEST.family({(*run, self._node, one.path): one.at for run, one in shown.items()})
+        yield LATEST.family(shown)

@@ -199,24 +199,6 @@ def test_a_standstill_whose_capture_failed_is_not_captured_at_its_finding(
     assert program.captured == []
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (TimeoutError("not ready"), "timeout"),
-        (ValueError("Traceback"), "error"),
-        (OSError("no memory"), "error"),
-    ],
-)
-def test_a_process_that_fails_is_counted_by_reason(
-    run_dir: Path, captures: CaptureService, program: Program, error: Exception, reason: str
-) -> None:
-    captures.capture_next()
-    hung(run_dir, captures)
-    program.error = error
-    captures.capture_next()
-    assert shown(captures)["rankscope_exporter_captures_failed"][(reason,)] == 1.0
-
-
 def test_users_take_turns(run_dir: Path, captures: CaptureService, program: Program) -> None:
     hung(run_dir, captures)
     flood = {(f"flood{number}", "61002"): ("hang", 61002) for number in range(5)}
@@ -237,8 +219,10 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Cap
 def test_the_complaint_of_the_process_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing(tmp_path, monkeypatch, "echo no space left >&2; exit 1").capture_next()
+    captures = failing(tmp_path, monkeypatch, "echo no space left >&2; exit 1")
+    captures.capture_next()
     assert "no space left" in caplog.text
+    assert shown(captures)["rankscope_exporter_captures_failed"][("error",)] == 1.0
 
 
 def test_a_process_that_cannot_be_killed_is_not_waited_for_and_stays_the_only_one(
