@@ -10,7 +10,7 @@ from testing.sysfs import interface, port, write
 from rankscope_exporter.node_check.host_checks import Host, check_host, read_host
 from rankscope_exporter.node_check.result import Result
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 HEALTHY = Host(64 * GIB, 1024, -1, is_synchronized=True, disk=("/tmp", 50 * GIB, 1000))
 
 
@@ -23,25 +23,28 @@ def found(one: Host, ranks: int = 8, workers: int | None = None) -> dict[str, Re
     return {r.check: r for r in check_host(one, ranks, workers) if r.outcome not in ("ok", "not_run")}
 
 
-def test_a_healthy_node_has_no_result_that_is_wrong() -> None:
-    assert found(HEALTHY) == {}
-
-
-def test_what_is_unknown_fails_nothing() -> None:
-    assert found(Host()) == {}
-
-
-def test_shared_memory_must_do_for_ranks_and_workers() -> None:
-    assert found(host(shared_memory=64 * 2**20))["shared_memory"].outcome == "failed"  # Docker's default
-    assert found(host(shared_memory=64 * 2**20), ranks=1) == {}
-    assert found(host(shared_memory=64 * 2**20), ranks=1, workers=16)["shared_memory"].outcome == "failed"
-    assert found(host(shared_memory=900 * 2**20))["shared_memory"].outcome == "warning"
-
-
-def test_few_descriptors_fail_and_the_default_does_not() -> None:
-    assert found(host(descriptors=256))["file_descriptors"].outcome == "failed"
-    assert found(host(descriptors=-1)) == {}
-    assert found(host(descriptors=256, is_prolog=True)) == {}  # the job has limits of its own
+@pytest.mark.parametrize(
+    ("one", "job", "expected"),
+    [
+        (HEALTHY, {}, {}),
+        (Host(), {}, {}),
+        (host(shared_memory=64 * MIB), {}, {"shared_memory": "failed"}),  # Docker's default
+        (host(shared_memory=64 * MIB), {"ranks": 1}, {}),
+        (host(shared_memory=64 * MIB), {"ranks": 1, "workers": 16}, {"shared_memory": "failed"}),
+        (host(shared_memory=900 * MIB), {}, {"shared_memory": "warning"}),
+        (host(descriptors=256), {}, {"file_descriptors": "failed"}),
+        (host(descriptors=-1), {}, {}),
+        (host(descriptors=256, is_prolog=True), {}, {}),  # the job has limits of its own
+        (host(is_synchronized=False), {}, {"clock_synchronization": "warning"}),
+        (host(disk=("/scratch", MIB, 9)), {}, {"temporary_files": "failed"}),
+        (host(disk=("/scratch", 512 * MIB, 9)), {}, {"temporary_files": "warning"}),
+        (host(disk=("/scratch", GIB, 0)), {}, {"temporary_files": "failed"}),
+    ],
+)
+def test_what_a_job_lacks_fails_or_warns_and_what_is_unknown_does_not(
+    one: Host, job: dict[str, int], expected: dict[str, str]
+) -> None:
+    assert {check: result.outcome for check, result in found(one, **job).items()} == expected
 
 
 def test_little_locked_memory_warns_only_with_an_adapter(tmp_path: Path) -> None:
@@ -50,17 +53,6 @@ def test_little_locked_memory_warns_only_with_an_adapter(tmp_path: Path) -> None
     adapters = read_host({}, tmp_path).adapters
     assert set(found(host(locked=65536, adapters=adapters))) == {"locked_memory"}
     assert found(host(locked=-1, adapters=adapters)) == {}
-
-
-def test_a_clock_that_is_not_synchronized_warns() -> None:
-    assert found(host(is_synchronized=False))["clock_synchronization"].outcome == "warning"
-
-
-@pytest.mark.parametrize(
-    ("free", "inodes", "outcome"), [(2**20, 9, "failed"), (2**29, 9, "warning"), (2**40, 0, "failed")]
-)
-def test_a_full_disk_fails(free: int, inodes: int, outcome: str) -> None:
-    assert found(host(disk=("/scratch", free, inodes)))["temporary_files"].outcome == outcome
 
 
 def outcomes_of(root: Path) -> list[tuple[str, str]]:
