@@ -75,6 +75,15 @@ class JudgedJob:
             self.poll(since + passed)
         return self.report()
 
+    def resume(self, seconds: float) -> None:
+        """Let the ranks go on after so many seconds without progress."""
+        for rank in self.job.ranks:
+            rank.now += seconds
+
+    def finish(self) -> None:
+        """End all ranks."""
+        self.poll(self.now, ended=range(len(self.job.ranks)))
+
     def poll(self, at: float, ended: Iterable[int] = ()) -> None:
         """Read and judge everything at that time. Ranks in `ended` were killed then."""
         found = self._directory.scan(with_steps=True)

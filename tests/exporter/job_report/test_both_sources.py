@@ -76,11 +76,6 @@ class ScrapedJob(JudgedJob):
         if not rank.snapshot.alive:
             yield f"rankscope_rank_exit_timestamp_seconds{{{labels}}} {self.ended + self.booted}"
 
-    def resume(self, seconds: float) -> None:
-        """Let the ranks go on after a hang."""
-        for rank in self.job.ranks:
-            rank.now += seconds
-
     def finish(self) -> None:
         """End all ranks, and let some scrapes pass."""
         self.ended = self.now

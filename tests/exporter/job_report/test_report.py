@@ -38,7 +38,7 @@ def ended(run_dir: Path, state_dir: Path) -> JudgedJob:
     """Return a Slurm job with a slow rank, which has ended."""
     job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM).trained(40)
     job.train(40, lagging("optimizer"))
-    job.poll(job.now, ended=range(4))
+    job.finish()
     return job
 
 
@@ -86,7 +86,7 @@ def test_the_page_says_where_the_job_was_captured(
     job.diagnosis.add_capture(run, "/captures/r-1-hang")
     job.diagnosis.add_capture(("other", run[1]), "/captures/other-1-hang")
     job.poll(job.now)
-    job.poll(job.now, ended=range(4))
+    job.finish()
     job.diagnosis.close()
     text = printed(capsys, state_dir=state_dir, run="r")
     assert "Captures\n  /captures/r-1-hang/report.html\n" in text
@@ -181,7 +181,7 @@ def test_a_partial_job_is_not_compared_with_its_whole_allocation(
 ) -> None:
     controller["4711"] = Allocation("COMPLETED", 100.0, 8, 16)
     job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM, world_size="8").trained(30)
-    job.poll(job.now, ended=range(4))
+    job.finish()
     text = printed(capsys, state_dir=state_dir)
     assert "4 of 8 ranks" in text
     assert "no_rank" not in text

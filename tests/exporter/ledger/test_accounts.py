@@ -42,10 +42,6 @@ def job(run_dir: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Judg
     return job
 
 
-def finish(job: JudgedJob) -> None:
-    job.poll(job.now, ended=range(4))
-
-
 def entries(directory: Path, kind: str) -> list[dict[str, Any]]:
     return [entry for entry in journal.read(directory) if entry["entry"] == kind]
 
@@ -60,34 +56,47 @@ def running(directory: Path) -> dict[str, Any]:
     return dict(state["account"])
 
 
+def reported(directory: Path, *closed: JudgedJob) -> Job:
+    """Return the report of the only job, after the end of its exporter."""
+    for one in closed:
+        one.diagnosis.close()
+    (found,) = saved.jobs(directory)
+    return found
+
+
 def age(job: JudgedJob) -> float:
     return sum(rank.now - 1000.0 for rank in job.job.ranks)
 
 
 def test_the_causes_sum_to_the_time_of_the_ranks_and_follow_the_judge(job: JudgedJob, state_dir: Path) -> None:
     job.train(60)
-    finish(job)
+    job.finish()
     causes = account(state_dir)["causes"]
     assert sum(causes.values()) == pytest.approx(age(job), rel=0.001)
     assert causes["none"] / sum(causes.values()) == pytest.approx(8 / 9, rel=0.02)
     assert causes["transfer"] / sum(causes.values()) == pytest.approx(1 / 9, rel=0.1)
 
 
+@pytest.fixture
+def wrong_clock(job: JudgedJob, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return the clock of the job's node, which is `wrong_by` some seconds."""
+    clock = SimpleNamespace(wrong_by=0.0)
+    monkeypatch.setattr(look, "time", SimpleNamespace(time=lambda: job.now + BOOTED + clock.wrong_by))
+    return clock
+
+
 @pytest.mark.parametrize("step", [-86_400.0, -600.0, 0.0, 600.0, 86_400.0])
 def test_setting_the_clock_changes_neither_the_run_time_nor_the_findings(
-    job: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch, step: float
+    job: JudgedJob, state_dir: Path, wrong_clock: SimpleNamespace, step: float
 ) -> None:
-    clock = SimpleNamespace(wrong_by=-step)
-    monkeypatch.setattr(look, "time", SimpleNamespace(time=lambda: job.now + BOOTED + clock.wrong_by))
+    wrong_clock.wrong_by = -step
     job.train(20)
-    clock.wrong_by = 0.0
+    wrong_clock.wrong_by = 0.0
     job.train(20)
     job.train(40, lagging("optimizer"))
-    job.diagnosis.close()
-    (running,) = saved.jobs(state_dir)
-    finish(job)
-    (ended,) = saved.jobs(state_dir)
-    for found in (running, ended):
+    running = reported(state_dir, job)
+    job.finish()
+    for found in (running, reported(state_dir)):
         assert found.seconds == pytest.approx(80.0, abs=1.0)
         assert found.began == pytest.approx(BOOTED + 1000.0, abs=1.0)
         assert [finding.kind for finding in found.findings] == ["straggler"]
@@ -95,19 +104,17 @@ def test_setting_the_clock_changes_neither_the_run_time_nor_the_findings(
 
 @pytest.mark.parametrize("step", [-600.0, 600.0])
 def test_findings_from_before_the_clock_was_set_are_in_the_report(
-    job: JudgedJob, state_dir: Path, monkeypatch: pytest.MonkeyPatch, step: float
+    job: JudgedJob, state_dir: Path, wrong_clock: SimpleNamespace, step: float
 ) -> None:
-    clock = SimpleNamespace(wrong_by=-step)
-    monkeypatch.setattr(look, "time", SimpleNamespace(time=lambda: job.now + BOOTED + clock.wrong_by))
+    wrong_clock.wrong_by = -step
     job.train(20)
     job.train(40, lagging("optimizer"))
     job.train(120)
     assert [entry["kind"] for entry in entries(state_dir, "finding")] == ["straggler"]
-    clock.wrong_by = 0.0
+    wrong_clock.wrong_by = 0.0
     job.train(2)
-    finish(job)
-    (found,) = saved.jobs(state_dir)
-    assert [finding.kind for finding in found.findings] == ["straggler"]
+    job.finish()
+    assert [finding.kind for finding in reported(state_dir).findings] == ["straggler"]
 
 
 def test_time_before_the_exporter_saw_the_run_is_included(run_dir: Path, state_dir: Path) -> None:
@@ -116,7 +123,7 @@ def test_time_before_the_exporter_saw_the_run_is_included(run_dir: Path, state_d
         rank.spend("startup", 30.0)
     job.job.run(1000, even)
     job.train(20)
-    finish(job)
+    job.finish()
     causes = account(state_dir)["causes"]
     assert sum(causes.values()) == pytest.approx(age(job), rel=0.001)
     assert causes["startup"] == pytest.approx(4 * 30.0, rel=0.01)
@@ -125,7 +132,7 @@ def test_time_before_the_exporter_saw_the_run_is_included(run_dir: Path, state_d
 
 def test_a_run_with_ranks_on_other_nodes_is_divided_by_phase(run_dir: Path, state_dir: Path) -> None:
     job = JudgedJob(run_dir, state_dir=state_dir, world_size="8").trained(30)
-    finish(job)
+    job.finish()
     found = account(state_dir)
     assert (len(found["ranks"]), found["world_size"]) == (4, 8)
     assert sum(found["causes"].values()) == pytest.approx(age(job), rel=0.001)
@@ -136,7 +143,7 @@ def test_a_gpu_whose_rank_has_ended_is_idle_while_others_are_alive(job: JudgedJo
     job.train(30)
     for second in range(1, 21):
         job.poll(job.now + second, ended=[0])
-    finish(job)
+    job.finish()
     causes = account(state_dir)["causes"]
     assert causes["idle"] == pytest.approx(20.0, abs=1.5)
 
@@ -148,7 +155,7 @@ def test_a_restart_of_the_exporter_loses_no_time(job: JudgedJob, state_dir: Path
     job.job.run(100, lagging("optimizer"))
     job.start_exporter()
     job.train(60, lagging("optimizer"))
-    finish(job)
+    job.finish()
     causes = account(state_dir)["causes"]
     assert sum(causes.values()) == pytest.approx(age(job), rel=0.001)
     unseen = before["causes"]["collective_wait"]
@@ -180,7 +187,7 @@ def test_the_entry_of_a_run_with_the_longest_names_is_far_below_the_limit(run_di
         for name in names:
             rank.spend(name, 1.0)
     job.poll(job.now)
-    job.poll(job.now, ended=range(32))
+    job.finish()
     assert len(account(state_dir)["causes"]) > len(names)
     assert len(json.dumps(account(state_dir))) < FILE_LIMIT / 16
 
@@ -289,8 +296,7 @@ def test_a_stall_counts_from_its_onset_in_the_report_and_in_the_metric(
 ) -> None:
     soon_found.train(trained)
     soon_found.wait(STUCK, HUNG)
-    soon_found.diagnosis.close()
-    (found,) = saved.jobs(state_dir)
+    found = reported(state_dir, soon_found)
     assert found.ended is None
     assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 0.5)
     counted = soon_found.diagnosis._lost["r", found.owner]["stall"]
@@ -301,11 +307,9 @@ def test_a_stall_counts_from_its_onset_in_the_report_and_in_the_metric(
 def test_a_pause_that_is_no_hang_is_no_stall(soon_found: JudgedJob, state_dir: Path) -> None:
     soon_found.train(33)
     soon_found.wait(8, HUNG)
-    for rank in soon_found.job.ranks:
-        rank.now += 8
+    soon_found.resume(8)
     soon_found.train(10)
-    soon_found.diagnosis.close()
-    (found,) = saved.jobs(state_dir)
+    found = reported(state_dir, soon_found)
     assert "stall" not in found.causes
     assert found.gpu_seconds == pytest.approx(4 * 51, rel=0.05)
 
@@ -313,11 +317,9 @@ def test_a_pause_that_is_no_hang_is_no_stall(soon_found: JudgedJob, state_dir: P
 def test_a_hang_that_ends_is_counted_until_it_ends(soon_found: JudgedJob, state_dir: Path) -> None:
     soon_found.train(33)
     soon_found.wait(STUCK, HUNG)
-    for rank in soon_found.job.ranks:
-        rank.now += STUCK
+    soon_found.resume(STUCK)
     soon_found.train(30)
-    soon_found.diagnosis.close()
-    (found,) = saved.jobs(state_dir)
+    found = reported(state_dir, soon_found)
     assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 2.0)
 
 
@@ -347,7 +349,7 @@ def test_a_running_job_is_counted_until_now_from_its_records(
     job.diagnosis.close()
     job.job.run(500, even)
     read_at(job.now, monkeypatch)
-    (found,) = saved.jobs(state_dir)
+    found = reported(state_dir)
     assert found.gpu_seconds == pytest.approx(age(job), rel=0.001)
     assert age(job) > 4 * 50.0
 
@@ -360,7 +362,7 @@ def test_a_hang_is_counted_until_now_as_stall(
     soon_found.wait(seconds, HUNG)
     soon_found.diagnosis.close()
     read_at(soon_found.now + seconds + 100, monkeypatch)
-    (found,) = saved.jobs(state_dir)
+    found = reported(state_dir)
     assert found.causes["stall"] == pytest.approx(4 * (seconds + 100), abs=4 * 0.5)
     ((_, shown),) = soon_found.diagnosis._accounts.gpu_seconds()
     assert shown["stall"] == pytest.approx(4 * seconds, abs=4 * 0.5)
@@ -372,13 +374,12 @@ def test_the_time_after_a_hang_is_no_stall(
 ) -> None:
     soon_found.train(33)
     soon_found.wait(STUCK, HUNG)
-    for rank in soon_found.job.ranks:
-        rank.now += STUCK
+    soon_found.resume(STUCK)
     soon_found.train(seconds)
     soon_found.diagnosis.close()
     soon_found.job.run(500, even)
     read_at(soon_found.now, monkeypatch)
-    (found,) = saved.jobs(state_dir)
+    found = reported(state_dir)
     assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 1.5)
 
 
@@ -395,7 +396,7 @@ def test_a_job_is_not_continued_by_other_records(
         job.job.ranks[3].writer.slots[layout.INDEX["started_monotonic"]] += 5.0
     if change == "no record":
         next(run_dir.iterdir()).unlink()
-    (found,) = saved.jobs(state_dir)
+    found = reported(state_dir)
     assert found.gpu_seconds == pytest.approx(before, rel=0.001)
 
 
@@ -404,7 +405,7 @@ def test_a_finding_of_an_ended_run_is_over_when_the_run_is(job: JudgedJob, state
     for second in range(1, 11):
         job.poll(job.now + second, ended=[2])
     job.poll(job.now + 11, ended=range(4))
-    (found,) = saved.jobs(state_dir)
+    found = reported(state_dir)
     assert [(one.kind, one.end) for one in found.findings] == [("crash", found.ended)]
 
 
