@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from rankscope_exporter.node_check.readings import Facts
 
@@ -27,7 +28,8 @@ def wanted(option: str | None, environ: Mapping[str, str]) -> tuple[str, Sequenc
     if is_prolog and of_job is not None and "-" not in (visible or "").replace("-1", ""):
         return "SLURM_JOB_GPUS", _valid("SLURM_JOB_GPUS", of_job)
     if visible is not None:
-        return "CUDA_VISIBLE_DEVICES", _until_invalid(_names(visible))
+        # As CUDA does: those before the first invalid one, such as -1.
+        return "CUDA_VISIBLE_DEVICES", [*takewhile(_is_valid, _names(visible))]
     return ("this job", ()) if is_prolog else ("", None)
 
 
@@ -73,12 +75,6 @@ def _valid(source: str, text: str) -> Sequence[str]:
 
 def _is_valid(name: str) -> bool:
     return name.isdecimal() or name.startswith(("GPU-", "MIG-"))
-
-
-def _until_invalid(names: Sequence[str]) -> Sequence[str]:
-    """Return the devices before the first invalid one, such as -1, as CUDA does."""
-    valid = [_is_valid(name) for name in names]
-    return names[: valid.index(False)] if False in valid else names
 
 
 def _is_named(gpu: Facts, name: str) -> bool:

@@ -22,25 +22,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", type=int, required=True, help="index of the GPU")
     parser.add_argument("--memory", required=True, help="such as 20GiB")
     options = parser.parse_args(arguments)
-    try:
-        size("--memory", options.memory)
-        hold(options.dir, options.gpu, options.memory)
-    except (ScenarioError, OSError) as error:
-        sys.stderr.write(f"hold: {error}\n")
-        return 2
-    return 0
-
-
-def hold(directory: Path, gpu: int, memory: str) -> None:
-    """Hold memory until SIGTERM or SIGINT."""
     # Signals are blocked before the announcement, so that an early one waits for sigwait.
     stops = {signal.SIGTERM, signal.SIGINT}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     try:
-        with announced(directory, gpu, memory):
+        size("--memory", options.memory)
+        with announced(options.dir, options.gpu, options.memory):
             signal.sigwait(stops)
+    except (ScenarioError, OSError) as error:
+        sys.stderr.write(f"hold: {error}\n")
+        return 2
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return 0
 
 
 if __name__ == "__main__":
