@@ -70,54 +70,46 @@ def test_it_names_the_rank_its_place_and_what_the_others_wait_in() -> None:
     )
 
 
+def loading(*workers: ProcessState) -> dict[str, Any]:
+    """Return the changes of a rank that waits for its loader workers."""
+    return {"process": process("", "S (sleeping)", *workers), "stacks": OF_WORKERS}
+
+
+def in_call(call: str, state: str = "S (sleeping)", **changes: Any) -> dict[str, Any]:
+    return {"process": process(call, state), **changes}
+
+
+POLLING, STUCK_IN_FILE = process("poll"), process("read of /mnt/x")
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"process": process("read of /mnt/data/shard-3")}, "it waits in a read of /mnt/data/shard-3;"),
-        ({"process": process("", "D (disk sleep)")}, "in the kernel without interruption, as for storage (nfs_wait);"),
-        ({"process": process("poll"), "gil_waiters": frozenset({8})}, "it keeps 1 other thread waiting for the GIL;"),
+        (in_call("read of /mnt/data/shard-3"), "it waits in a read of /mnt/data/shard-3;"),
+        (in_call("", "D (disk sleep)"), "in the kernel without interruption, as for storage (nfs_wait);"),
+        (in_call("poll", gil_waiters=frozenset({8})), "it keeps 1 other thread waiting for the GIL;"),
+        (in_call("futex", gil_waiters=frozenset({7})), "it waits for the GIL, which another thread holds;"),
+        (loading(), "waits for loader workers that are gone;"),
+        (loading(STUCK_IN_FILE), "waits for its loader worker (pid 7), which waits in a read of /mnt/x;"),
         (
-            {"process": process("futex"), "gil_waiters": frozenset({7})},
-            "it waits for the GIL, which another thread holds;",
-        ),
-        ({"process": process(), "stacks": OF_WORKERS}, "waits for loader workers that are gone;"),
-        (
-            {"process": process("", "S (sleeping)", process("read of /mnt/x")), "stacks": OF_WORKERS},
-            "waits for its loader worker (pid 7), which waits in a read of /mnt/x;",
-        ),
-        (
-            {
-                "process": process("", "S (sleeping)", process(), process("", "D (disk sleep)", is_stopped=True)),
-                "stacks": OF_WORKERS,
-            },
+            loading(process(), process("", "D (disk sleep)", is_stopped=True)),
             "waits for its loader workers, of 2 one (pid 7), which is stopped;",
         ),
         (
-            {
-                "process": process("", "S (sleeping)", process("poll"), process("", "R (running)"), process("poll")),
-                "stacks": OF_WORKERS,
-            },
+            loading(POLLING, process("", "R (running)"), POLLING),
             "waits for its loader workers, of 3 one (pid 7), which runs;",
         ),
+        (loading(POLLING, POLLING), "waits for its 2 loader workers;"),
         (
-            {"process": process("", "S (sleeping)", process("poll"), process("poll")), "stacks": OF_WORKERS},
-            "waits for its 2 loader workers;",
-        ),
-        (
-            {
-                "process": process(
-                    "", "S (sleeping)", process("read of /mnt/x"), process("futex", name="pt_data_worker")
-                ),
-                "stacks": OF_WORKERS,
-            },
+            loading(STUCK_IN_FILE, process("futex", name="pt_data_worker")),
             "waits for its loader worker (pid 7), which waits for a lock or another thread;",
         ),
-        ({"process": process("openat")}, "it waits to open a file;"),
-        ({"process": process("flock of /mnt/x.lock")}, "it waits for a lock on /mnt/x.lock;"),
-        ({"process": process("write of pipe:[12] (its output)")}, "it waits to write its output;"),
-        ({"process": process("recvfrom")}, "it waits for data from a socket;"),
-        ({"process": process("futex"), "stacks": IN_FILTER}, "in filter and waits for a lock or another thread;"),
-        ({"process": process("", "D (disk sleep)"), "is_stopped": True}, "for 2.6 min; ranks"),
+        (in_call("openat"), "it waits to open a file;"),
+        (in_call("flock of /mnt/x.lock"), "it waits for a lock on /mnt/x.lock;"),
+        (in_call("write of pipe:[12] (its output)"), "it waits to write its output;"),
+        (in_call("recvfrom"), "it waits for data from a socket;"),
+        (in_call("futex", stacks=IN_FILTER), "in filter and waits for a lock or another thread;"),
+        (in_call("", "D (disk sleep)", is_stopped=True), "for 2.6 min; ranks"),
     ],
 )
 def test_it_says_what_the_kernel_shows(changes: dict[str, Any], says: str) -> None:
@@ -169,9 +161,9 @@ def unclear(**changes: Any) -> str:
     ("changes", "says"),
     [
         ({"stacks": IN_FILTER}, "it stands in dataset.py:31 in filter;"),
-        ({"process": process("poll"), "gil_waiters": frozenset({8})}, "keeps 1 other thread waiting for the GIL;"),
-        ({"process": process("read of /mnt/x")}, "waits in a read of /mnt/x;"),
-        ({"process": process("newfstatat")}, "waits for the attributes of a file;"),
+        (in_call("poll", gil_waiters=frozenset({8})), "keeps 1 other thread waiting for the GIL;"),
+        (in_call("read of /mnt/x"), "waits in a read of /mnt/x;"),
+        (in_call("newfstatat"), "waits for the attributes of a file;"),
     ],
 )
 def test_if_the_collectives_name_no_rank_the_one_that_differs_is_named(changes: dict[str, Any], says: str) -> None:
@@ -294,6 +286,5 @@ def test_a_rank_without_a_record_is_named_if_no_other_one_is() -> None:
 
 def test_loader_workers_of_an_evaluation_are_named_too() -> None:
     phase = {"collective_op": 0.0, "phase": float(layout.PHASES.index("evaluation"))}
-    workers = process("futex", "S (sleeping)", process("read of /mnt/x"))
-    text = said(rank(2, 511.0, slots=phase, process=workers, stacks=OF_WORKERS))
+    text = said(rank(2, 511.0, slots=phase, **loading(STUCK_IN_FILE)))
     assert "waits for its loader worker (pid 7), which waits in a read of /mnt/x; ranks 0, 1 and 3 wait" in text

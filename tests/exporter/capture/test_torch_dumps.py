@@ -108,18 +108,6 @@ def test_a_dump_of_an_earlier_run_is_not_copied(folder, tmp_path, dumps) -> None
     assert names(folder) == []
 
 
-@pytest.mark.parametrize(
-    ("variables", "setting"),
-    [
-        ({"TORCH_FR_BUFFER_SIZE": "0"}, "torch writes no flight recorder dumps: TORCH_FR_BUFFER_SIZE is 0"),
-        ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, "on request"),
-    ],
-)
-def test_the_settings_say_whether_a_dump_is_to_be_expected(folder, variables, setting) -> None:
-    with rank(HOME="/nowhere", **variables) as pid, pytest.raises(UnavailableError, match=setting):
-        copy_dumps(locate_dumps({0: pid}), folder)
-
-
 def test_a_rank_that_has_ended_or_is_hidden_has_no_place(folder) -> None:
     with rank() as pid:
         pass

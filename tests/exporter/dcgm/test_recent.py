@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from rankscope_exporter.dcgm.recent import WINDOW, Amounts, averaging
+from rankscope_exporter.dcgm.recent import Amounts, averaging
 from rankscope_exporter.gpu.collector import GpuCollector, Tick
-from rankscope_exporter.gpu.collectors import load
 from rankscope_exporter.gpu.nvml.errors import DriverError
 
 Counts = dict[str, float] | None
 UUID = "GPU-0"
+FAILS: Counts = {"fails": 0.0}
+"""The counts of a reading that fails."""
 
 
 class FakeDevice:
@@ -38,11 +40,14 @@ class AveragedCollector:
     def after(self, elapsed: float, counts: Counts) -> dict[str, float]:
         """Return the rates after a reading."""
         self._next = counts
-        assert self._read(FakeDevice(), Tick(0.0, elapsed)) is counts
+        with suppress(DriverError):
+            assert self._read(FakeDevice(), Tick(0.0, elapsed)) is counts
         return self._rates()
 
     def _answer(self, _device: object, _tick: Tick) -> Counts:
         self.during = self._rates()
+        if self._next == FAILS:
+            raise DriverError("nvmlDeviceGetSamples", 1, "")
         return self._next
 
     def _rates(self) -> dict[str, float]:
@@ -68,16 +73,6 @@ def test_during_a_reading_the_previous_averages_are_returned() -> None:
     assert collector.during == before == {"busy": 0.5}
 
 
-def test_readings_older_than_the_window_are_dropped() -> None:
-    collector = AveragedCollector()
-    collector.after(0.0, {"busy": 0.0})
-    collector.after(1.0, {"busy": 1.0})
-    idle = [collector.after(1.0, {"busy": 1.0})["busy"] for _ in range(int(WINDOW))]
-    assert idle[0] == 0.5
-    assert idle == sorted(idle, reverse=True)
-    assert idle[-1] == 0
-
-
 def test_a_quantity_that_starts_later_is_averaged_from_then_on() -> None:
     collector = AveragedCollector()
     collector.after(0.0, {})
@@ -85,13 +80,13 @@ def test_a_quantity_that_starts_later_is_averaged_from_then_on() -> None:
     assert collector.after(1.0, {"tensor": 3.5}) == {"tensor": 0.5}
 
 
-@pytest.mark.parametrize("next_counts", [{"busy": 1.0}, {}, None])
-def test_a_counter_that_restarts_or_is_missing_starts_a_new_average(next_counts: Counts) -> None:
+@pytest.mark.parametrize("next_counts", [{"busy": 1.0}, {}, None, FAILS])
+def test_a_counter_that_restarts_is_missing_or_fails_starts_a_new_average(next_counts: Counts) -> None:
     collector = AveragedCollector()
     collector.after(0.0, {"busy": 5.0})
     collector.after(1.0, {"busy": 6.0})
     assert collector.after(1.0, next_counts) == {}
-    assert collector.after(1.0, {"busy": 7.0}) == ({"busy": 6.0} if next_counts else {})
+    assert collector.after(1.0, {"busy": 7.0}) == ({"busy": 6.0} if next_counts == {"busy": 1.0} else {})
 
 
 def test_averages_do_not_span_a_gap() -> None:
@@ -100,32 +95,3 @@ def test_averages_do_not_span_a_gap() -> None:
     collector.after(1.0, {"busy": 6.0})
     assert collector.after(0.0, {"busy": 9.0}) == {}
     assert collector.after(2.0, {"busy": 10.0}) == {"busy": 0.5}
-
-
-def test_averages_do_not_span_a_failed_reading(machine: Callable[..., Any]) -> None:
-    simulated = machine("""
-gpus: 1
-timeline:
-  0:
-    - {at: 0, busy: 1}
-    - {at: 5, fails: {nvmlDeviceGetSamples: UNKNOWN}}
-    - {at: 6, fails: {}}
-""")
-    rates: dict[str, Amounts] = {}
-    collector = averaging(load.COLLECTOR, lambda loads: {("", "gpu"): loads["gpu"].busy_seconds}, rates)
-    device, read, clock = simulated.device(), collector.reader(), simulated.clock
-    seen = []
-    for _ in range(9):
-        clock.advance(1)
-        try:
-            read(device, Tick(clock(), 1.0))
-        except DriverError:
-            seen.append("failed")
-        else:
-            seen.append(rates[device.uuid].get(("", "gpu")))
-        if seen[-1] == "failed":
-            assert rates[device.uuid] == {}
-    failed = seen.index("failed")
-    assert seen[failed - 1] == pytest.approx(1)
-    assert seen[failed + 1] is None
-    assert seen[-1] == pytest.approx(1)

@@ -38,10 +38,14 @@ PORT = Part("node-a", port="mlx5_3", days=(Day(NOW - DAY, {"port errors": 90.0})
 QUIET = Part("node-a", "7", "GPU-7", incidents=(incident(30.0),))
 
 
+def save(directory: Path, *found: Part) -> Path:
+    (directory / parts.FILE).write_bytes(parts.text_of(found, NOW, 1 << 20))
+    return directory
+
+
 @pytest.fixture
 def saved(state_dir: Path) -> Path:
-    (state_dir / parts.FILE).write_bytes(parts.text_of((SCRIPT, PORT, QUIET, SICK), NOW, 1 << 20))
-    return state_dir
+    return save(state_dir, SCRIPT, PORT, QUIET, SICK)
 
 
 def printed(directory: Path, capsys: pytest.CaptureFixture[str], days: float = 7.0) -> str:
@@ -96,16 +100,14 @@ def test_long_lists_are_cut_with_a_hint(state_dir: Path, capsys: pytest.CaptureF
         Part("node-a", str(index), f"GPU-{index}", incidents=tuple(incident(0.1 * n) for n in range(12)))
         for index in range(30)
     ]
-    (state_dir / parts.FILE).write_bytes(parts.text_of(many, NOW, 1 << 20))
-    text = printed(state_dir, capsys)
+    text = printed(save(state_dir, *many), capsys)
     assert text.count("  and 4 more; --json has all") == 20
     assert text.endswith("and 10 more; --json has all\n")
 
 
 def test_names_that_users_choose_do_not_change_the_screen(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = Part("node-a", "3", "GPU-3", incidents=(incident(1.0, run="\x1b[2Jrun\nGPU 7: culprit"),))
-    (state_dir / parts.FILE).write_bytes(parts.text_of([part], NOW, 1 << 20))
-    text = printed(state_dir, capsys)
+    text = printed(save(state_dir, part), capsys)
     assert "\x1b" not in text
     assert "\nGPU 7" not in text
 

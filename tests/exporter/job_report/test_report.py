@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +62,23 @@ def page(job: Job, **prices: float) -> str:
     return "\n".join(lines(job, Prices(**prices)))
 
 
-def printed(capsys: pytest.CaptureFixture[str], **fields: Any) -> str:
-    assert show(ReportRequest(**fields)) == 0
-    return capsys.readouterr().out
+Printed = Callable[..., str]
+
+
+@pytest.fixture
+def printed(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Return a function that returns what the command prints, by default about the exporter's state."""
+
+    def printed(**fields: Any) -> str:
+        assert show(ReportRequest(**({"state_dir": state_dir} | fields))) == 0
+        return capsys.readouterr().out
+
+    return printed
 
 
 @pytest.mark.usefixtures("ended")
-def test_a_job_is_found_by_its_slurm_number_and_its_page_names_the_slow_rank(
-    state_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = printed(capsys, state_dir=state_dir, job_id="4711")
+def test_a_job_is_found_by_its_slurm_number_and_its_page_names_the_slow_rank(printed: Printed) -> None:
+    text = printed(job_id="4711")
     assert "Slurm job 4711 (train large) of " in text
     assert "account physics, partition gpu" in text
     assert "4 ranks on 1 node (node-a)" in text
@@ -78,9 +86,7 @@ def test_a_job_is_found_by_its_slurm_number_and_its_page_names_the_slow_rank(
     assert re.search(r"lost: straggler +\[\|+ +\]", text)
 
 
-def test_the_page_says_where_the_job_was_captured(
-    run_dir: Path, state_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_says_where_the_job_was_captured(run_dir: Path, state_dir: Path, printed: Printed) -> None:
     job = JudgedJob(run_dir, state_dir=state_dir).trained(20)
     (run,) = job.look.readings
     job.diagnosis.add_capture(run, "/captures/r-1-hang")
@@ -88,7 +94,7 @@ def test_the_page_says_where_the_job_was_captured(
     job.poll(job.now)
     job.finish()
     job.diagnosis.close()
-    text = printed(capsys, state_dir=state_dir, run="r")
+    text = printed(run="r")
     assert "Captures\n  /captures/r-1-hang/report.html\n" in text
     assert "other-1-hang" not in text
 
@@ -112,8 +118,8 @@ def test_a_finding_says_which_number_its_sentence_has(
 
 
 @pytest.mark.usefixtures("ended")
-def test_the_json_sums_to_one_and_fits_an_admin_comment(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, state_dir=state_dir, job_id="4711", is_json=True)
+def test_the_json_sums_to_one_and_fits_an_admin_comment(printed: Printed) -> None:
+    text = printed(job_id="4711", is_json=True)
     found = json.loads(text)
     assert found["useful"] + sum(found["lost"].values()) == pytest.approx(1.0, abs=1e-9)
     assert found["gpu_hours"] == pytest.approx(4 * 80 / 3600, rel=0.02)
@@ -121,11 +127,9 @@ def test_the_json_sums_to_one_and_fits_an_admin_comment(state_dir: Path, capsys:
 
 
 @pytest.mark.usefixtures("ended")
-def test_allocated_time_without_a_rank_is_a_cause(
-    state_dir: Path, controller: dict[str, Allocation], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_allocated_time_without_a_rank_is_a_cause(controller: dict[str, Allocation], printed: Printed) -> None:
     controller["4711"] = Allocation("COMPLETED", 100.0, 5, 16)
-    found = json.loads(printed(capsys, state_dir=state_dir, job_id="4711", is_json=True))
+    found = json.loads(printed(job_id="4711", is_json=True))
     assert found["gpu_hours"] == pytest.approx(500 / 3600, rel=0.001)
     assert found["lost"]["no_rank"] == pytest.approx((500 - 320) / 500, rel=0.02)
 
@@ -177,12 +181,12 @@ def test_a_requeued_job_keeps_the_time_of_both_runs() -> None:
 
 
 def test_a_partial_job_is_not_compared_with_its_whole_allocation(
-    run_dir: Path, state_dir: Path, controller: dict[str, Allocation], capsys: pytest.CaptureFixture[str]
+    run_dir: Path, state_dir: Path, controller: dict[str, Allocation], printed: Printed
 ) -> None:
     controller["4711"] = Allocation("COMPLETED", 100.0, 8, 16)
     job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM, world_size="8").trained(30)
     job.finish()
-    text = printed(capsys, state_dir=state_dir)
+    text = printed()
     assert "4 of 8 ranks" in text
     assert "no_rank" not in text
 
@@ -194,23 +198,21 @@ def test_time_of_a_running_job_since_the_last_save_is_not_a_loss() -> None:
     assert job.causes == {"none": 7200.0}
 
 
-def test_a_live_run_is_reported_with_its_open_findings(
-    run_dir: Path, state_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_live_run_is_reported_with_its_open_findings(run_dir: Path, state_dir: Path, printed: Printed) -> None:
     job = JudgedJob(run_dir, state_dir=state_dir).trained(40)
     job.train(40, lagging("optimizer"))
     job.diagnosis.close()
-    text = printed(capsys, state_dir=state_dir)
+    text = printed()
     assert re.search(r"to now: .*\n", text)
     assert re.search(r"to now \(.*\), .*: Rank 2", text)
 
 
-def test_records_without_an_exporter_are_reported_by_phase(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_without_an_exporter_are_reported_by_phase(run_dir: Path, printed: Printed) -> None:
     startup = float(layout.PHASES.index("startup"))
     slots = {"phase": startup, "started_unix": 1e9, "started_monotonic": 100.0, "ended": 1.0, "ended_unix": 1e9 + 100}
     for rank in range(2):
         publish(run_dir, f"r.{rank}", slots, rank=str(rank), world_size="2", node="node-a")
-    found = json.loads(printed(capsys, run_dir=run_dir, is_json=True))
+    found = json.loads(printed(state_dir=None, run_dir=run_dir, is_json=True))
     assert found["gpu_hours"] == pytest.approx(200 / 3600, rel=0.001)
     assert found["lost"] == {"startup": 1.0}
 
@@ -329,7 +331,7 @@ def test_the_json_survives_sacctmgr_which_replaces_quotation_marks_with_backtick
     assert json.loads(text)["findings"][0][2] == "a 'b' \"c\""
 
 
-def test_names_from_users_are_escaped_for_the_terminal(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_from_users_are_escaped_for_the_terminal(state_dir: Path, printed: Printed) -> None:
     entry: dict[str, Any] = {"user": "", "slurm": {"job_id": "7", "job_name": "\x1b[2J"}, "nodes": ["a\nb"], "gpus": {}}
     entry |= {"run": "r\x1b]0;x", "owner": "1", "began": 1.0, "at": 2.0, "ended": 2.0, "steps": 1.0, "ranks": {}}
     entry |= {
@@ -342,7 +344,7 @@ def test_names_from_users_are_escaped_for_the_terminal(state_dir: Path, capsys: 
         "cpu_gone": 0.0,
     }
     journal.Journal(OwnerFiles(state_dir)).append("1", {"entry": "run", **entry})
-    text = printed(capsys, state_dir=state_dir)
+    text = printed()
     assert "\\x1b[2J" in text
     assert not set(text) & {"\x1b", "\x9b"}
 
@@ -414,11 +416,9 @@ def test_a_job_is_found_by_its_array_and_task_or_its_sluid(scontrol: Path) -> No
 
 
 @pytest.mark.usefixtures("ended")
-def test_the_report_of_an_array_task_is_that_of_its_job(
-    scontrol: Path, state_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_of_an_array_task_is_that_of_its_job(scontrol: Path, printed: Printed) -> None:
     answering(scontrol, {"4700_11": b"JobId=4711 ArrayJobId=4700 ArrayTaskId=11 "})
-    assert "Slurm job 4711 (train large)" in printed(capsys, state_dir=state_dir, job_id="4700_11")
+    assert "Slurm job 4711 (train large)" in printed(job_id="4700_11")
 
 
 def test_a_job_name_in_any_encoding_does_not_affect_the_report(scontrol: Path) -> None:

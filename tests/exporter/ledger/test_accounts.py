@@ -207,15 +207,6 @@ def test_an_ended_finding_is_in_the_journal_with_its_begin_and_end(job: JudgedJo
     assert found["advice"]
 
 
-def test_open_findings_are_in_the_state(job: JudgedJob, state_dir: Path) -> None:
-    job.train(60)
-    job.train(60, lagging("optimizer"))
-    job.diagnosis.close()
-    found = running(state_dir)
-    assert [finding["kind"] for finding in found["findings"].values()] == ["straggler"]
-    assert found["ended"] is None
-
-
 def gpus(at: float) -> Mapping[str, RankGpu]:
     """Return four GPUs that are busy for half of the time, at 400 W, with 40 of 80 GB used."""
     counters, memory = GpuCounters(busy=at / 2), Memory(total=80, used=40, free=40)
@@ -312,15 +303,6 @@ def test_a_pause_that_is_no_hang_is_no_stall(soon_found: JudgedJob, state_dir: P
     found = reported(state_dir, soon_found)
     assert "stall" not in found.causes
     assert found.gpu_seconds == pytest.approx(4 * 51, rel=0.05)
-
-
-def test_a_hang_that_ends_is_counted_until_it_ends(soon_found: JudgedJob, state_dir: Path) -> None:
-    soon_found.train(33)
-    soon_found.wait(STUCK, HUNG)
-    soon_found.resume(STUCK)
-    soon_found.train(30)
-    found = reported(state_dir, soon_found)
-    assert found.causes["stall"] == pytest.approx(4 * STUCK, abs=4 * 2.0)
 
 
 def test_the_sentence_of_a_finding_names_its_largest_ratio(job: JudgedJob, state_dir: Path) -> None:

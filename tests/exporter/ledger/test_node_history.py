@@ -162,13 +162,6 @@ def test_a_run_counts_once_however_often_it_has_the_finding(node: Node) -> None:
     assert node.culprits == {"2": 1}
 
 
-@pytest.mark.parametrize("cause", ["data_wait", "aggregation", "other", "cpu_contention", "foreign_process", "gc"])
-def test_a_script_that_delays_the_same_rank_in_each_run_makes_no_gpu_a_culprit(node: Node, cause: str) -> None:
-    for _ in range(5):
-        node.run(("straggler", cause), rank=3)
-    assert node.culprits == {}
-
-
 @pytest.mark.parametrize("rank", [0, 3, 7])
 def test_more_work_for_one_rank_makes_no_gpu_a_culprit_whoever_runs_it(node: Node, rank: int) -> None:
     for user in range(6):

@@ -61,6 +61,12 @@ def size(state_dir: Path, pattern: str = "*") -> int:
     return sum(path.stat().st_size for path in state_dir.glob(pattern))
 
 
+def append(files: OwnerFiles, *owners: object, run: str = "") -> None:
+    """Append a run of each owner, with the owner's name or this one, to the journals."""
+    for owner in owners:
+        journal.Journal(files).append(str(owner), {"run": run or str(owner)})
+
+
 def save(files: OwnerFiles, *runs: tuple[str, str], text: str = "", is_last: bool = False) -> None:
     StateFiles(files).save(0.0, {"account": [[*run, {"text": text}] for run in runs]}, is_last=is_last)
 
@@ -114,7 +120,7 @@ def test_new_owners_remove_nothing_of_the_last_days(
     state_dir: Path, files: OwnerFiles, now: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(OWNERS_LIMIT + 10):
-        journal.Journal(files).append(str(number), {"run": str(number)})
+        append(files, number)
         now.unix += 1.0
     assert sorted(map(int, runs(state_dir))) == [*range(OWNERS_LIMIT)]
     assert len(caplog.records) == 1
@@ -125,11 +131,10 @@ def test_new_owners_remove_nothing_of_the_last_days(
 def test_a_new_owner_replaces_the_one_that_was_not_seen_for_a_week(
     state_dir: Path, files: OwnerFiles, now: SimpleNamespace
 ) -> None:
-    for number in range(OWNERS_LIMIT):
-        journal.Journal(files).append(str(number), {"run": str(number)})
+    append(files, *range(OWNERS_LIMIT))
     now.unix += KEPT_SECONDS
     save(files, ("again", "0"))
-    journal.Journal(files).append("7000", {"run": "new"})
+    append(files, 7000, run="new")
     assert "new" in runs(state_dir)
     assert "0" in runs(state_dir), "it still has runs"
     assert "1" not in runs(state_dir)
@@ -139,14 +144,13 @@ def test_a_new_owner_replaces_the_one_that_was_not_seen_for_a_week(
 def test_a_restarted_exporter_knows_the_owners_and_when_they_were_seen(
     state_dir: Path, files: OwnerFiles, now: SimpleNamespace
 ) -> None:
-    for number in range(OWNERS_LIMIT):
-        journal.Journal(files).append(str(number), {"run": str(number)})
+    append(files, *range(OWNERS_LIMIT))
     for path in state_dir.iterdir():
         os.utime(path, (now.unix, now.unix))
-    journal.Journal(owner_files_at(state_dir, now)).append("7000", {"run": "new"})
+    append(owner_files_at(state_dir, now), 7000, run="new")
     assert "new" not in runs(state_dir)
     now.unix += KEPT_SECONDS
-    journal.Journal(owner_files_at(state_dir, now)).append("7000", {"run": "new"})
+    append(owner_files_at(state_dir, now), 7000, run="new")
     assert "new" in runs(state_dir)
     assert len(runs(state_dir)) == OWNERS_LIMIT
 
@@ -155,7 +159,7 @@ def filled(files: OwnerFiles, now: SimpleNamespace, *with_gpu: str) -> None:
     """Add as many owners as fit, of whom these have a GPU; afterwards none has."""
     files.set_on_gpu(with_gpu)
     for number in range(OWNERS_LIMIT):
-        journal.Journal(files).append(str(number), {"run": str(number)})
+        append(files, number)
         now.unix += 1.0
     files.set_on_gpu([])
 
@@ -169,20 +173,20 @@ def test_an_owner_with_a_gpu_replaces_the_newest_that_has_had_none(
         for number in range(OWNERS_LIMIT):
             os.utime(state_dir / f"journal-{number}.jsonl", (now.unix + number, now.unix + number))
         files = owner_files_at(state_dir, now)
-    journal.Journal(files).append("7000", {"run": "without"})
+    append(files, 7000, run="without")
     files.set_on_gpu(["7001"])
-    journal.Journal(files).append("7001", {"run": "with"})
+    append(files, 7001, run="with")
     kept = {*map(str, range(OWNERS_LIMIT))} - {"125"}
     assert {*runs(state_dir)} == {*kept, "with"}
     files.set_on_gpu([])
-    journal.Journal(files).append("125", {"run": "again"})
+    append(files, 125, run="again")
     assert {*runs(state_dir)} == {*kept, "with"}
 
 
 def test_no_new_owner_replaces_one_that_has_had_a_gpu(state_dir: Path, files: OwnerFiles, now: SimpleNamespace) -> None:
     filled(files, now, *map(str, range(OWNERS_LIMIT)))
     files.set_on_gpu(["7001"])
-    journal.Journal(files).append("7001", {"run": "with"})
+    append(files, 7001, run="with")
     assert {*runs(state_dir)} == {*map(str, range(OWNERS_LIMIT))}
 
 
@@ -193,7 +197,7 @@ def test_the_mark_of_a_gpu_is_kept_with_the_owners_files_only(
     now.unix += 2 * KEPT_SECONDS
     for number in range(5000, 5000 + 2 * OWNERS_LIMIT):
         files.set_on_gpu([str(number)])
-        journal.Journal(files).append(str(number), {"run": "later"})
+        append(files, number, run="later")
     assert (state_dir / GPU_OWNERS).stat().st_size <= GPU_OWNERS_LIMIT
     assert size(state_dir) < DIRECTORY_LIMIT
     (state_dir / GPU_OWNERS).write_bytes(b'{"owner": 5000}\n\xff[')
@@ -216,8 +220,7 @@ def test_a_range_of_subordinate_uids_has_the_files_of_its_user(
     assert ids.principal(100_000)
     ids.refresh()
     monkeypatch.setattr(principals, "principal", ids.principal)
-    for uid in (1001, *range(100_000, 100_010)):
-        journal.Journal(files).append(str(uid), {"run": str(uid)})
+    append(files, 1001, *range(100_000, 100_010))
     save(files, ("a", "100000"), ("b", "1001"))
     assert {path.name for path in state_dir.iterdir()} == {"journal-1001.jsonl", "state-1001.jsonl"}
     assert len(runs(state_dir)) == 11
