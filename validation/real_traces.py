@@ -78,7 +78,7 @@ def hangs(directory: Path) -> Iterator[Result]:
     for log in sorted(directory.glob("*/fault_injection.log")):
         match = re.search(r"Fault ranks: \[([\d, ]+)\]", log.read_text())
         stopped = sorted(map(int, match[1].split(","))) if match else []
-        dumps = flight_recorder.read_dumps(log.parent)
+        dumps, _ = flight_recorder.read_dumps(log.parent)
         groups = {name: group.ranks for name, group in flight_recorder.groups_of(dumps).items()}
         late = blocking_ranks(waits(flight_recorder.positions(dumps), groups))
         named = sorted(rank for ranks in late for rank in ranks)

@@ -34,8 +34,7 @@ def show(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
 
 def explain_dumps(path: Path) -> Iterator[str]:
     """Yield the result for the dumps in a directory or with a prefix. Raise DumpError."""
-    unreadable: list[DumpError] = []
-    dumps = flight_recorder.read_dumps(path, unreadable)
+    dumps, unreadable = flight_recorder.read_dumps(path)
     found = [*lines(flight_recorder.positions(dumps), flight_recorder.groups_of(dumps), DUMPS)]
     found += [describe_disagreement(*one) for one in flight_recorder.find_disagreements(dumps)]
     yield from dict.fromkeys(found)

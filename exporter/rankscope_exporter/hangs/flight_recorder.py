@@ -69,13 +69,12 @@ class Group:
     ranks: Sequence[int]
 
 
-def read_dumps(path: Path, unreadable: list[DumpError] | None = None) -> list[Dump]:
-    """Return the dumps ordered by rank. Raise DumpError if there is none.
+def read_dumps(path: Path) -> tuple[list[Dump], list[DumpError]]:
+    """Return the dumps ordered by rank, and the errors of those that cannot be read. Raise DumpError if none can be.
 
     `path` is their directory or the prefix given to torch, e.g. `/tmp/nccl_trace_rank_`. Only regular files whose names
-    end in a number are dumps; if this process's user has any, only this user's. The errors of those that cannot be read
-    are added to `unreadable`; without it, or if none can be read, the first one is raised. A rank that was killed while
-    torch wrote its dump leaves a part of it.
+    end in a number are dumps; if this process's user has any, only this user's. A rank that was killed while torch
+    wrote its dump leaves a part of it.
     """
     directory, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
     form = re.compile(rf"{re.escape(prefix)}{'' if prefix else '.*?'}(\d+)(?:\.(?:json|pkl|pickle))?")
@@ -92,39 +91,31 @@ def read_dumps(path: Path, unreadable: list[DumpError] | None = None) -> list[Du
     for file, _, rank in named:
         if not own or file in own:
             by_rank[rank].append(file)
-    found = [_try_read(candidates, rank) for rank, candidates in sorted(by_rank.items())]
+    found = [_read(candidates, rank) for rank, candidates in sorted(by_rank.items())]
     dumps = [one for one in found if isinstance(one, Dump)]
     errors = [one for one in found if isinstance(one, DumpError)]
+    if not dumps:
+        raise errors[0]
     if own:
         errors += [DumpError(f"{file}: belongs to another user") for file, _, _ in named if file not in own]
-    if errors and (unreadable is None or not dumps):
-        raise errors[0]
-    if unreadable is not None:
-        unreadable += errors
-    return _without_old_batches(_separate(dumps))
+    return _without_old_batches(_separate(dumps)), errors
 
 
-def _try_read(files: Sequence[Path], rank: int) -> Dump | DumpError:
-    if len(files) > 1:
-        return DumpError(f"{files[0]} and {files[1].name} are both dumps of rank {rank}")
-    try:
-        return read(files[0], rank)
-    except DumpError as error:
-        return error
-
-
-def read(path: Path, rank: int) -> Dump:
-    """Return one dump. Raise DumpError if it cannot be read."""
+def _read(candidates: Sequence[Path], rank: int) -> Dump | DumpError:
+    """Return a rank's dump, or why it cannot be read, also if there are several."""
+    path, *others = candidates
+    if others:
+        return DumpError(f"{path} and {others[0].name} are both dumps of rank {rank}")
     try:
         with path.open("rb") as file:
             data = file.read(SIZE_LIMIT + 1)
         if len(data) > SIZE_LIMIT:
-            raise DumpError(f"{path}: larger than {SIZE_LIMIT} bytes")
+            return DumpError(f"{path}: larger than {SIZE_LIMIT} bytes")
         return _parse(_load(data), rank)
     except OSError as error:
-        raise DumpError(f"{path}: {error.strerror}") from error
+        return DumpError(f"{path}: {error.strerror}")
     except (ValueError, RecursionError) as error:
-        raise DumpError(f"{path}: not a dump of torch's flight recorder: {error}") from error
+        return DumpError(f"{path}: not a dump of torch's flight recorder: {error}")
 
 
 def _load(data: bytes) -> Any:

@@ -287,8 +287,6 @@ def test_a_rank_with_a_part_of_a_dump_counts_as_missing(tmp_path, form, part) ->
     cut = write(tmp_path, hung(), form) / "nccl_trace_rank_1"
     cut.write_bytes(cut.read_bytes()[: int(part * cut.stat().st_size)])
     check_missing(tmp_path, cut)
-    with pytest.raises(DumpError, match="nccl_trace_rank_1"):
-        flight_recorder.read_dumps(tmp_path)
 
 
 def test_ranks_without_a_dump_are_named_in_one_line_after_the_known_ones(tmp_path) -> None:
@@ -390,12 +388,6 @@ def test_ranks_that_give_different_sizes_are_listed_if_the_operation_needs_equal
     ]
 
 
-def test_if_no_rank_waits_no_rank_is_blamed(tmp_path) -> None:
-    assert (
-        first_line(write(tmp_path, trained())) == "No hang in a collective: none of the 4 ranks waits in an operation."
-    )
-
-
 def test_a_stopped_rank_that_has_no_pending_operation_is_named(tmp_path, form) -> None:
     recorders = trained()
     for one in recorders:
@@ -488,8 +480,8 @@ def test_a_directory_without_dumps_is_refused(tmp_path) -> None:
 def test_a_rank_with_two_dumps_counts_as_missing(tmp_path) -> None:
     write(tmp_path, trained())
     (tmp_path / "other_2.json").write_text("{}")
-    unreadable: list[DumpError] = []
-    assert [dump.rank for dump in flight_recorder.read_dumps(tmp_path, unreadable)] == [0, 1, 3]
+    dumps, unreadable = flight_recorder.read_dumps(tmp_path)
+    assert [dump.rank for dump in dumps] == [0, 1, 3]
     assert [str(error) for error in unreadable] == [
         f"{tmp_path}/nccl_trace_rank_2 and other_2.json are both dumps of rank 2"
     ]
@@ -579,7 +571,8 @@ def test_a_prefix_selects_the_files_of_the_directory(tmp_path) -> None:
     write(tmp_path, trained())
     for name in ("other_2.json", "nccl_trace_rank_of_yesterday_2", "case17"):
         (tmp_path / name).write_text("not a dump")
-    assert [dump.rank for dump in flight_recorder.read_dumps(tmp_path / "nccl_trace_rank_")] == [0, 1, 2, 3]
+    dumps, unreadable = flight_recorder.read_dumps(tmp_path / "nccl_trace_rank_")
+    assert ([dump.rank for dump in dumps], unreadable) == ([0, 1, 2, 3], [])
     with pytest.raises(DumpError, match="nccl_trace_: no dump files found"):
         flight_recorder.read_dumps(tmp_path / "nccl_trace_")
 
