@@ -85,8 +85,8 @@ class Node:
         """Return an open finding about a rank, whose GPU by default has its number."""
         uuid = uuid or self.uuids[rank]
         named = Place(rank, "0-7", NODE, str(self.uuids.index(uuid)), uuid)._replace(**place)
-        told = {**named._asdict(), "rank": named.rank_label}
-        return {"kind": finding[0], "cause": finding[1], "begin": self.unix, "ratio": 0.3, **told}
+        of_place = {**named._asdict(), "rank": named.rank_label}
+        return {"kind": finding[0], "cause": finding[1], "begin": self.unix, "ratio": 0.3, **of_place}
 
     def run(
         self,
