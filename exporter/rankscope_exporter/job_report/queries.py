@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus, quoted
-from rankscope_exporter.job_report.found import findings
+from rankscope_exporter.job_report.found import Connect, findings
 from rankscope_exporter.job_report.job import Gpu, Job, NoJobError, merge_jobs, select_job
 
 LOOK_BACK = "30d"
@@ -36,9 +36,6 @@ SECONDS_SINCE_START = (
 
 If it had started earlier, Prometheus or the exporter was down. A restart within 20 min of the end continues the run.
 """
-
-Connect = Callable[[float | None], Prometheus]
-"""A function that returns a client which queries a Prometheus at that time."""
 
 
 def job(connect: Connect, run: str | None, job_id: str | None, owner: str | None) -> Job:
