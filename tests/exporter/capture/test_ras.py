@@ -211,8 +211,9 @@ def closes(connection) -> None:
     ],
 )
 def test_a_server_that_does_not_answer_is_named_as_the_reason(serve, reason, monkeypatch) -> None:
+    monkeypatch.setattr(module, "HELLO_SECONDS", 0.2 if serve is silent else 30.0)
     with own_server(serve, monkeypatch), pytest.raises(UnavailableError, match=reason):
-        read_ras(OWN, seconds=2.0)
+        read_ras(OWN)
 
 
 @pytest.mark.parametrize(

@@ -595,7 +595,8 @@ def dump():
     time.sleep(1.5)
     open(os.path.join(sys.argv[1], f"rank_{rank}"), "wb").write(recorder._dump_fr_trace())
     open(os.path.join(sys.argv[2], f"rank_{rank}.json"), "wb").write(recorder._dump_fr_trace_json())
-    time.sleep(1.5)
+    while len(os.listdir(sys.argv[2])) < 3:  # an end would end the others' operations
+        time.sleep(0.1)
     os._exit(0)
 dist.all_reduce(values)
 if rank < 2:
