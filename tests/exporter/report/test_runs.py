@@ -95,7 +95,7 @@ def test_a_rank_that_others_wait_for_in_its_start_up_is_named_without_calling_it
     assert not describe.is_growing(pending)
 
 
-def test_a_hang_is_pending_with_its_rank_and_the_remaining_seconds(run_dir: Path) -> None:
+def test_a_hang_is_pending_with_its_rank_and_the_remaining_seconds_and_then_a_finding(run_dir: Path) -> None:
     job = JudgedJob(run_dir).trained(100)
     run = job.wait(15, HUNG)
     (pending,) = (one for one in run.pending if one.kind == "hang")
@@ -104,6 +104,8 @@ def test_a_hang_is_pending_with_its_rank_and_the_remaining_seconds(run_dir: Path
     assert pending_reason(pending) == f"{LACKS['time']}, {duration(pending.remaining_seconds)} more"
     assert run.ranks[2].phase == "data_wait"
     assert run.ranks[2].phase_seconds == pytest.approx(15.0)
+    (finding,) = job.wait(310, HUNG).findings
+    assert (finding.kind, finding.severity, finding.rank, finding.cause) == ("hang", "critical", 2, "data_wait")
 
 
 def test_what_was_measured_before_a_hang_is_not_shown_in_it(run_dir: Path) -> None:
@@ -129,12 +131,6 @@ def test_the_ranks_of_a_run_that_is_not_diagnosed_here_and_stands_still_show_no_
     job = JudgedJob(run_dir, world_size="8").trained(40)
     assert job.report().ranks[0].wait_ratio is not None
     assert {rank.wait_ratio for rank in job.wait(10, HUNG).ranks} == {None}
-
-
-def test_a_hang_becomes_a_finding(run_dir: Path) -> None:
-    job = JudgedJob(run_dir).trained(100)
-    (finding,) = job.wait(310, HUNG).findings
-    assert (finding.kind, finding.severity, finding.rank, finding.cause) == ("hang", "critical", 2, "data_wait")
 
 
 def test_a_killed_rank_is_reported_with_its_end(run_dir: Path) -> None:
@@ -266,7 +262,7 @@ def stop_second(job: JudgedJob, seconds: float) -> Sequence[RunReport]:
     return report_of_look(job.look).runs
 
 
-def test_trainings_with_one_name_are_diagnosed_apart(run_dir: Path) -> None:
+def test_trainings_with_one_name_are_diagnosed_apart_in_series_of_the_name_that_users_select(run_dir: Path) -> None:
     job = trainings(run_dir)
     runs = report_of_look(job.look).runs
     assert sorted(map(describe.name, runs)) == ["r", "r (rank 1)", "r (rank 2)"]
@@ -274,11 +270,6 @@ def test_trainings_with_one_name_are_diagnosed_apart(run_dir: Path) -> None:
     assert len(select(NodeReport(0.0, runs), "r", None)) == 3
     found = {describe.name(run): [one.kind for one in run.findings] for run in stop_second(job, 400.0)}
     assert found == {"r": [], "r (rank 1)": ["hang"], "r (rank 2)": []}
-
-
-def test_trainings_with_one_name_have_series_of_the_name_that_users_select(run_dir: Path) -> None:
-    job = trainings(run_dir)
-    stop_second(job, 400.0)
     samples = [one for family in job.findings.poll(job.look.scan) for one in family.samples]
     keys = [(one.name, *sorted(one.labels.items())) for one in samples]
     assert len(keys) == len(set(keys))
