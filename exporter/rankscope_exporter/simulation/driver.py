@@ -12,7 +12,7 @@ from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.holders import HolderDirectory
 from rankscope_exporter.simulation.ranks import RankActivity, RankFollower, RankHistory
 from rankscope_exporter.simulation.scenario import Scenario
-from rankscope_exporter.simulation.timeline import Timeline
+from rankscope_exporter.worker import Worker
 
 
 class SimulatedDriver:
@@ -34,7 +34,7 @@ class SimulatedDriver:
         self._loaded = scenario.driver
         follows = scenario.follow_ranks and activities is not None
         holders = HolderDirectory(processes_dir or scenario.processes_dir)
-        histories = [_history(timeline) if follows else None for timeline in scenario.timelines]
+        histories = [RankHistory(one.ranks_busy) if follows else None for one in scenario.timelines]
         self.gpus = tuple(
             SimulatedGpu(
                 index,
@@ -48,8 +48,12 @@ class SimulatedDriver:
             for index, timeline in enumerate(scenario.timelines)
         )
         by_uuid = {gpu.uuid: history for gpu, history in zip(self.gpus, histories, strict=True) if history}
-        self.follower = RankFollower(activities, by_uuid, self.now) if follows and activities else None
-        self.changes = Changes(scenario.changes_dir, scenario.timelines, self.now) if scenario.changes_dir else None
+        self.workers: list[Worker] = []
+        """The threads that follow ranks and changes."""
+        if follows and activities:
+            self.workers.append(RankFollower(activities, by_uuid, self.now))
+        if scenario.changes_dir:
+            self.workers.append(Changes(scenario.changes_dir, scenario.timelines, self.now))
 
     def now(self) -> float:
         """Return the seconds since the scenario started."""
@@ -59,20 +63,6 @@ class SimulatedDriver:
         """Return the number of the current driver load, None if unloaded. A connection ends with its load."""
         index = bisect_right(self._loaded, self.now(), key=lambda entry: entry[0]) - 1
         return index if self._loaded[index][1] else None
-
-    def start(self) -> None:
-        """Start the threads that follow ranks and changes."""
-        for worker in filter(None, (self.follower, self.changes)):
-            worker.start()
-
-    def stop(self) -> None:
-        """Stop these threads."""
-        for worker in filter(None, (self.follower, self.changes)):
-            worker.stop()
-
-
-def _history(timeline: Timeline) -> RankHistory:
-    return RankHistory(0.0, lambda t: timeline.state(t).ranks_busy)
 
 
 def _steady_clock() -> Callable[[], float]:

@@ -11,7 +11,7 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pynvml
@@ -218,14 +218,12 @@ SYSTEM_FUNCTIONS = {
 def installed(driver: SimulatedDriver) -> Iterator[SimulatedDriver]:
     """Start the simulated driver as pynvml's library within the context."""
     cache = pynvml._nvmlGetFunctionPointer_cache  # noqa: SLF001  # pynvml has no public way to replace the library
-    before = pynvml.nvmlLib, dict(cache), pynvml._nvmlLib_refcount  # noqa: SLF001 - as above
-    _exchange(SimulatedLibrary(driver), {}, 0)
-    driver.start()
-    try:
+    with ExitStack() as stack:
+        stack.callback(_exchange, pynvml.nvmlLib, dict(cache), pynvml._nvmlLib_refcount)  # noqa: SLF001 - as above
+        _exchange(SimulatedLibrary(driver), {}, 0)
+        for worker in driver.workers:
+            stack.enter_context(worker)
         yield driver
-    finally:
-        driver.stop()
-        _exchange(*before)
 
 
 def _exchange(library: object, cache: dict[str, Any], connections: int) -> None:

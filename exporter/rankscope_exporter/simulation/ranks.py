@@ -31,11 +31,11 @@ class RankActivity:
 class RankHistory:
     """Cumulative computing and waiting time of one GPU's ranks at recent polls, and their process ids."""
 
-    def __init__(self, start: float, share: Callable[[float], float] = lambda _: 1.0) -> None:
-        """Start a history. `share` returns the share of a rank's time in which a kernel runs, by time."""
+    def __init__(self, share: Callable[[float], float] = lambda _: 1.0) -> None:
+        """Start a history at 0. `share` returns the share of a rank's time in which a kernel runs, by time."""
         self._share = share
         # The polling thread replaces the whole tuple, so readers need no lock.
-        self._points: tuple[tuple[float, Seconds], ...] = ((start, Seconds()),)
+        self._points: tuple[tuple[float, Seconds], ...] = ((0.0, Seconds()),)
         self.pids: tuple[int, ...] = ()
 
     @property

@@ -100,6 +100,10 @@ class Timeline:
         """Return the state at `t`."""
         return self._points[self._index(t)][1]
 
+    def ranks_busy(self, t: float) -> float:
+        """Return the share of the ranks' time in which a kernel runs at `t`."""
+        return self.state(t).ranks_busy
+
     def seconds(self, t: float) -> Seconds:
         """Return the utilized time from 0 to `t`."""
         at, state, until = self._points[self._index(t)]

@@ -63,7 +63,7 @@ def test_an_invalid_file_is_logged_once_and_ignored(machine, caplog, content):
 
 
 def test_a_slow_host_leaves_its_gpu_idle_for_a_share_of_the_ranks_time():
-    history = RankHistory(0.0, lambda t: 0.4 if t > 1 else 1.0)
+    history = RankHistory(lambda t: 0.4 if t > 1 else 1.0)
     history.add(1.0, Seconds(computing=1.0), (4711,))
     history.add(2.0, Seconds(computing=0.5, waiting=0.5), (4711,))
     assert history.seconds(2.0) == Seconds(computing=1.0 + 0.2, waiting=0.2)

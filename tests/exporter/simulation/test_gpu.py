@@ -78,7 +78,7 @@ def test_used_memory_is_that_of_the_processes_unless_the_scenario_sets_its_own(o
 
 
 def test_ranks_add_their_work_pids_and_memory():
-    history = RankHistory(0.0)
+    history = RankHistory()
     history.add(1.0, Seconds(computing=0.5), (11, 12))
     followed = gpu(ranks=history)
     assert followed.seconds(1).utilized == 0.5
@@ -87,7 +87,7 @@ def test_ranks_add_their_work_pids_and_memory():
 
 
 def test_the_ring_of_a_followed_gpu_ends_at_the_last_poll():
-    history = RankHistory(0.0)
+    history = RankHistory()
     history.add(1.0, Seconds(computing=1.0), (11,))
     ring = gpu(ranks=history).samples(5.0, 0.0)
     assert ring[-1] == (pytest.approx(1.0), 100)

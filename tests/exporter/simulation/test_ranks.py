@@ -20,7 +20,7 @@ class Ranks:
     def __init__(self, *uuids: str) -> None:
         self.now = 0.0
         self.activities: list[RankActivity] = []
-        self.histories = {uuid: RankHistory(0.0) for uuid in uuids}
+        self.histories = {uuid: RankHistory() for uuid in uuids}
         self.follower = RankFollower(lambda: self.activities, self.histories, lambda: self.now)
 
     def poll(self, at: float, *activities: RankActivity) -> None:
@@ -48,7 +48,7 @@ def test_the_activity_of_a_gpus_ranks_between_two_polls_is_added_to_it(before, a
 
 
 def test_activity_between_two_polls_is_interpolated_linearly():
-    history = RankHistory(0.0)
+    history = RankHistory()
     history.add(1.0, Seconds(computing=0.0), ())
     history.add(3.0, Seconds(computing=1.0, waiting=0.5), ())
     assert history.seconds(2.0) == Seconds(0.5, 0.25)
@@ -58,7 +58,7 @@ def test_activity_between_two_polls_is_interpolated_linearly():
 
 
 def test_the_memory_of_a_history_is_bounded():
-    history = RankHistory(0.0)
+    history = RankHistory()
     for second in range(1, 1000):
         history.add(float(second), Seconds(computing=1.0), ())
     assert history.seconds(999.0).computing == 999
