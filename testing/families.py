@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from rankscope_exporter.exposition.metric import Declaration, WrittenFamily
 
 
-def family(name: str, *samples: tuple[Mapping[str, str], float]) -> Metric:
+def family(name: str, *samples: tuple[Mapping[str, str], float]) -> WrittenFamily:
     """Return a gauge, or a counter if the name says so, with these samples."""
-    labels = [*samples[0][0]] if samples else []
-    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    made = kind(f"rankscope_{name.removesuffix('_total')}", "Help.", labels=labels)
-    for values, value in samples:
-        made.add_metric([*values.values()], value)
-    return made
+    labels = tuple(samples[0][0]) if samples else ()
+    declared = Declaration("counter" if name.endswith("_total") else "gauge", f"rankscope_{name}", "Help.", labels)
+    return declared.family({tuple(values.values()): value for values, value in samples})
