@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from testing.records import rank_snapshot
 
 from rankscope_exporter.ranks.metrics import life, process
 
@@ -13,7 +14,7 @@ from rankscope_exporter.ranks.metrics import life, process
 def shown(name: str, **fields: float) -> Any:
     """Return the metric's value for a rank whose record has these fields."""
     (metric,) = (one for one in process.METRICS if one.name == name)
-    rank: Any = SimpleNamespace(snapshot=fields)
+    rank: Any = SimpleNamespace(snapshot=rank_snapshot(fields))
     return metric.values(rank)
 
 
