@@ -78,7 +78,7 @@ class AnalyzerCollector:
         living = {run: sum(one.ended is None for one in ranks) for run, ranks in look.readings.items()}
         judged = {verdict.run for verdict in look.judged.verdicts}
         yield RUN_RANKS.family({run[:2]: float(living.get(run, 0)) for run in judged})
-        reasons = {(*run[:2], reason, ""): 1.0 for run, reason in look.judged.not_judged.items() if living.get(run)}
+        reasons = {(*run[:2], reason, ""): 1.0 for run, reason in look.not_judged().items()}
         for run, nodes in missing.items():
             reasons.update({(*run[:2], "node_missing", node): 1.0 for node in nodes if living.get(run)})
         yield NOT_JUDGED.family(reasons)

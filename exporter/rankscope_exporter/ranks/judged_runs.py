@@ -115,9 +115,7 @@ class JudgedRuns:
 
     def _count_limited(self, look: Look) -> Mapping[tuple[str, str], int]:
         """Count the living runs that limits exclude. If these are of others than before, log that once per minute."""
-        reasons = {run: reason for run, reason in look.judged.not_judged.items() if reason in LIMITS}
-        living = [run for run in reasons if any(one.ended is None for one in look.readings[run])]
-        limited = Counter((run[1], reasons[run]) for run in living)
+        limited = Counter((run[1], reason) for run, reason in look.not_judged().items() if reason in LIMITS)
         logged_at, logged = self._logged
         if look.at - logged_at >= LOG_INTERVAL and limited.keys() - logged:
             ((owner, reason), runs), *_ = limited.most_common(1)

@@ -35,6 +35,11 @@ class Look(NamedTuple):
     """The GPUs by UUID."""
     gpus_before: Moment[Gpus]
 
+    def not_judged(self) -> dict[Run, str]:
+        """Return the living runs that are not judged, with the reason."""
+        living = {run for run, ranks in self.readings.items() if any(one.ended is None for one in ranks)}
+        return {run: reason for run, reason in self.judged.not_judged.items() if run in living}
+
 
 class PollHistory:
     """The earlier readings that a poll is compared with."""

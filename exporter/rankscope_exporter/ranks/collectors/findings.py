@@ -171,20 +171,15 @@ def families(diagnosis: Diagnosis, texts: FindingTexts, by: str = "") -> list[Me
     """Return the metrics of a diagnosis, which `by` has made; by default the node of its ranks."""
     values = _values(diagnosis, by)
     values[INFO] = texts.update(diagnosis.look.judged.verdicts)
-    not_judged = [] if by else [RUN_NOT_JUDGED.family(_not_judged(diagnosis))]
+    found = diagnosis.look.not_judged()
+    reasons = {(*run[:2], reason): 1.0 for run, reason in found.items() if reason not in LIMITS}
+    not_judged = [] if by else [RUN_NOT_JUDGED.family(reasons)]
     return [
         *(declared.family(of) for declared, of in values.items()),
         NOT_JUDGED.family(diagnosis.limited),
         CULPRIT_RUNS.family(diagnosis.culprits),
         *not_judged,
     ]
-
-
-def _not_judged(diagnosis: Diagnosis) -> dict[tuple[str, ...], float]:
-    look = diagnosis.look
-    reasons = {run: reason for run, reason in look.judged.not_judged.items() if reason not in LIMITS}
-    living = [run for run in reasons if any(one.ended is None for one in look.readings[run])]
-    return {(*run[:2], reasons[run]): 1.0 for run in living}
 
 
 def _values(diagnosis: Diagnosis, by: str) -> dict[Declaration, dict[tuple[str, ...], float]]:
