@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,18 +24,26 @@ from tests.exporter.gpu.allocation.kubelet import Kubelet
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
-from rankscope_exporter import daemon
+from rankscope_exporter import daemon, logs
+from rankscope_exporter.__main__ import main
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.simulation import simulated_uuid
 
 
-def start_error(*flags: str) -> str:
-    """Return the line with which the exporter rejects these flags."""
-    process = subprocess.run([*EXPORTER, *flags], capture_output=True, text=True, check=False, timeout=60)
-    assert process.returncode == 2
-    assert process.stdout == ""
-    (line,) = (line for line in process.stderr.splitlines() if not line.startswith("ts="))
-    return line
+@pytest.fixture
+def start_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that returns the line with which the exporter rejects some flags."""
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+
+    def error(*flags: str) -> str:
+        with pytest.raises(SystemExit, match=r"^2$"):
+            main(flags)
+        printed = capsys.readouterr()
+        (line,) = printed.err.splitlines()
+        assert printed.out == ""
+        return line
+
+    return error
 
 
 def test_without_a_driver_the_exporter_is_ready_and_reports_the_driver_as_down(run_dir: Path, free_port: int) -> None:
@@ -261,26 +270,26 @@ def test_the_log_names_each_address(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     assert caplog.messages[0].endswith(f" listening on https://127.0.0.1:{ports[0]}, https://[::1]:{ports[1]}")
 
 
-def test_an_unknown_name_is_reported() -> None:
+def test_an_unknown_name_is_reported(start_error: Callable[..., str]) -> None:
     assert start_error("--web.listen-address=gpu01.invalid:7").startswith(
         "rankscope-exporter: --web.listen-address: cannot listen on gpu01.invalid:7: "
     )
 
 
-def test_a_port_in_use_is_reported(free_port: int) -> None:
+def test_a_port_in_use_is_reported(start_error: Callable[..., str], free_port: int) -> None:
     with socket.create_server(("127.0.0.1", free_port)):
         line = start_error(f"--web.listen-address=127.0.0.1:{free_port}")
     address = f"127.0.0.1:{free_port}"
     assert line == f"rankscope-exporter: --web.listen-address: cannot listen on {address}: Address already in use"
 
 
-def test_a_missing_scenario_is_reported() -> None:
+def test_a_missing_scenario_is_reported(start_error: Callable[..., str]) -> None:
     assert start_error("--simulate=/nowhere/scenario.yml", "--web.listen-address=127.0.0.1:0") == (
         "rankscope-exporter: --simulate: /nowhere/scenario.yml: No such file or directory"
     )
 
 
-def test_an_invalid_web_configuration_is_reported(tmp_path: Path) -> None:
+def test_an_invalid_web_configuration_is_reported(start_error: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "web.yml").write_text("basic_auth_users: {alice: secret}")
     line = start_error(f"--web.config.file={tmp_path / 'web.yml'}", "--web.listen-address=127.0.0.1:0")
     assert line.startswith(f"rankscope-exporter: --web.config.file: {tmp_path / 'web.yml'}: basic_auth_users.alice: ")
@@ -289,7 +298,9 @@ def test_an_invalid_web_configuration_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("gpus: none", "gpus"), ("gpus: 2\ncolor: red", "color"), ("[", "not YAML")]
 )
-def test_an_invalid_scenario_is_reported_with_its_key(text: str, expected: str, tmp_path: Path) -> None:
+def test_an_invalid_scenario_is_reported_with_its_key(
+    start_error: Callable[..., str], text: str, expected: str, tmp_path: Path
+) -> None:
     (tmp_path / "wrong.yml").write_text(text)
     line = start_error(f"--simulate={tmp_path / 'wrong.yml'}", "--web.listen-address=127.0.0.1:0")
     assert line.startswith("rankscope-exporter: --simulate: ")
@@ -297,27 +308,32 @@ def test_an_invalid_scenario_is_reported_with_its_key(text: str, expected: str, 
 
 
 @pytest.mark.parametrize("flag", ["--collector.findings.thresholds", "--simulate", "--web.config.file"])
-def test_a_file_nested_too_deeply_is_reported(flag: str, tmp_path: Path) -> None:
+def test_a_file_nested_too_deeply_is_reported(start_error: Callable[..., str], flag: str, tmp_path: Path) -> None:
     path = tmp_path / "nested"
     path.write_text("[" * 100_000)
     line = start_error(f"{flag}={path}", "--web.listen-address=127.0.0.1:0")
     assert re.fullmatch(rf"rankscope-exporter: (argument )?{flag}: {path}: nested too deeply( \(see .*\))?", line)
 
 
-def test_a_procfs_that_is_not_a_directory_is_reported() -> None:
+def test_a_procfs_that_is_not_a_directory_is_reported(start_error: Callable[..., str]) -> None:
     assert start_error("--path.procfs=/nowhere/proc", "--web.listen-address=127.0.0.1:0") == (
         "rankscope-exporter: --path.procfs: /nowhere/proc is not a directory"
     )
 
 
-def test_an_unknown_flag_is_reported() -> None:
-    assert "--color" in start_error("--color=red")
+def test_an_unknown_flag_is_reported_on_standard_error_with_status_2() -> None:
+    process = subprocess.run([*EXPORTER, "--color=red"], capture_output=True, text=True, check=False, timeout=60)
+    (line,) = process.stderr.splitlines()
+    assert "--color" in line
+    assert (process.returncode, process.stdout) == (2, "")
 
 
 @pytest.mark.parametrize(
     ("unknown", "similar"), [("--port", "--web.listen-address=HOST:PORT"), ("--run-directory", "--run-dir")]
 )
-def test_an_unknown_flag_is_reported_with_a_similar_one(unknown: str, similar: str) -> None:
+def test_an_unknown_flag_is_reported_with_a_similar_one(
+    start_error: Callable[..., str], unknown: str, similar: str
+) -> None:
     line = f"unrecognized arguments: {unknown}=9000 (did you mean {similar}? see rankscope-exporter --help)"
     assert start_error(f"{unknown}=9000") == f"rankscope-exporter: {line}"
 
@@ -372,7 +388,9 @@ def test_with_a_directory_for_captures_their_metrics_are_served(run_dir: Path, f
     assert captures.stat().st_mode & 0o777 == 0o711
 
 
-def test_a_directory_for_captures_that_others_can_change_is_an_error(tmp_path: Path) -> None:
+def test_a_directory_for_captures_that_others_can_change_is_an_error(
+    start_error: Callable[..., str], tmp_path: Path
+) -> None:
     tmp_path.chmod(0o1777)
     line = start_error(f"--capture-dir={tmp_path}")
     assert line.startswith(f"rankscope-exporter: argument --capture-dir: {tmp_path} is writable by other users")
