@@ -19,7 +19,7 @@ from testing.torchrun import forked
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
-STEPS = 100
+STEPS = 60
 DELAY = 80  # milliseconds, far more than what four ranks on two busy cores vary
 
 

@@ -1,7 +1,8 @@
-"""One job on two nodes with an exporter each, and an analyzer: the ranks of both nodes are compared, with one alert."""
+"""One job on two nodes with an exporter each, and an analyzer: it compares the ranks of both nodes, with one alert."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from examples.demo.job import Job
@@ -9,6 +10,8 @@ from testing import servers
 from testing.stack import Stack, wait_for
 
 RUN = "two-nodes"
+HEALTHY = 10.0
+"""Seconds in which a false finding would be open."""
 
 
 def test_a_lagging_rank_is_found_among_the_ranks_of_both_nodes(tmp_path: Path) -> None:
@@ -24,8 +27,14 @@ def test_a_lagging_rank_is_found_among_the_ranks_of_both_nodes(tmp_path: Path) -
         try:
             for node, job in enumerate(jobs):
                 job.start("--nnodes=2", f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}")
-            steps = "sum by (instance) (rankscope_rank_steps_total) > 2"
-            assert wait_for(lambda: len(stack.prometheus.query(steps)) == 2, 90), jobs[0].output
+            judged = f'rankscope_run_judged_info{{run="{RUN}"}}'
+            assert wait_for(lambda: stack.prometheus.query(judged), 120), jobs[0].output.read_text()
+            time.sleep(HEALTHY)
+            assert not stack.prometheus.query(f'rankscope_finding_ratio{{run="{RUN}"}}')
+            (only_the_analyzer,) = {one["metric"]["instance"] for one in stack.prometheus.query(judged)}
+            assert only_the_analyzer == exporters[-1].address
+            (ranks,) = stack.prometheus.query(f'rankscope_analyzer_run_ranks{{run="{RUN}"}}')
+            assert ranks["value"][1] == "4"
             jobs[0].begin_extra_work()
             notification = stack.notified("RankscopeRankZeroLagging", within=40)
             assert notification is not None

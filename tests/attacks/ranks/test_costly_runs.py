@@ -23,7 +23,7 @@ from testing.servers import Server, free_port
 from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 pytestmark = needs_root
-SCRAPES = 25
+SCRAPES = 16
 MEMORY, SCRAPE_SECONDS, CORES = 150 * MEBIBYTE, 0.5, 0.2
 FINDING = re.compile(rf'^rankscope_finding_ratio{{[^}}]*kind="straggler",[^}}]*owner="{VICTIM}"', re.M)
 JUDGED = re.compile(rf'^rankscope_run_judged_info{{[^}}]*owner="{VICTIM}"', re.M)

@@ -18,7 +18,7 @@ from tests.attacks.users import MALLORY, VICTIM, needs_root
 from rankscope_exporter.diagnosis.judged import RUNS_LIMIT
 
 pytestmark = needs_root
-AT_ONCE, BATCHES = RUNS_LIMIT, 8
+AT_ONCE, BATCHES = RUNS_LIMIT, 4
 AT_MOST = 20
 """Notifications of one owner in an hour."""
 WITHIN = 120.0  # seconds
