@@ -25,7 +25,7 @@ RUN_LABELS = {
     "trainjob": "jobset.sigs.k8s.io/jobset-name",
     "pytorchjob": "training.kubeflow.org/job-name",
 }
-KUBERNETES = [f"1.{minor}" for minor in range(29, 38)]  # 1.29 is the first with native sidecars
+KUBERNETES = ["1.29", "1.37"]  # the first with native sidecars, and the newest
 SCRAPE_INTERVAL = 15  # seconds, of the chart by default
 
 Manifest = dict[str, Any]
