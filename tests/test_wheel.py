@@ -36,8 +36,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bin_dir(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of programs of a virtual environment that contains only the wheel."""
     venv = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    install = [str(venv / "bin/pip"), "install", "--quiet", "--no-index", "--disable-pip-version-check", str(wheel)]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    pip = [sys.executable, "-m", "pip", f"--python={venv / 'bin/python'}", "--disable-pip-version-check"]
+    install = [*pip, "install", "--quiet", "--no-index", str(wheel)]
     subprocess.run(install, check=True)
     return venv / "bin"
 
