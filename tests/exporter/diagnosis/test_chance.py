@@ -94,7 +94,7 @@ def test_collectors_that_run_in_turn_for_some_seconds_do_not_alert(seconds: floa
 
 @pytest.mark.parametrize("seed", range(3))
 def test_two_ranks_with_uneven_work_have_no_straggler(seed: int) -> None:
-    assert not Trial(Training(2)).trained(900, uneven(0.15, seed)).opened()
+    assert not Trial(Training(2), every=3).trained(900, uneven(0.15, seed)).opened()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -106,4 +106,4 @@ def test_ranks_that_are_late_in_few_steps_by_chance_are_no_stragglers(ranks: int
     def late(_step: int, _rank: int, work: Work) -> None:
         work["backward"] += 0.1 * draw.paretovariate(1.5) if draw.random() < 0.3 / ranks else 0.0
 
-    assert not Trial(Training(ranks)).trained(1200, late).opened()
+    assert not Trial(Training(ranks), every=3).trained(1200, late).opened()

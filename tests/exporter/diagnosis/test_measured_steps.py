@@ -10,7 +10,7 @@ from testing.readings import STEP, Change, Training, Trial, Work, counting, drif
 MINUTES = 1200.0
 
 
-def account(training: Training, *changes: Change, seconds: float = MINUTES, every: int = 1) -> Counter[str]:
+def account(training: Training, *changes: Change, seconds: float = MINUTES, every: int = 2) -> Counter[str]:
     """Train and return the ratio of the accounted time by cause."""
     trial = Trial(training, every=every).trained(seconds, drift, *changes)
     sums = Counter[str]()

@@ -65,7 +65,7 @@ def test_a_slow_rank_is_found_after_four_long_steps(ranks: int, factor: int) -> 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_straggler_that_has_healed_does_not_stay_because_the_work_is_uneven(seed: int) -> None:
-    trial, uneven = Trial(Training(4, transfer=0.1)), of_random_rank(4, "backward", 1.6, seed)
+    trial, uneven = Trial(Training(4, transfer=0.1), every=2), of_random_rank(4, "backward", 1.6, seed)
     trial.train(600, scaled(10), uneven)
     trial.train(120, scaled(10), uneven, spend("backward", 1.5, 1))
     verdict = trial.train(900, scaled(10), uneven)
@@ -92,7 +92,7 @@ def test_a_rank_that_stalls_in_each_tenth_short_step_is_found_as_soon(ranks: int
 @pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (2, 2), (2, 3), (8, 1)])
 def test_a_random_rank_that_stalls_in_each_tenth_short_step_is_no_straggler(ranks: int, seed: int) -> None:
     stall = of_random_rank(ranks, "other", 0.5, seed)
-    trial = Trial(Training(ranks, transfer=0.0025))
+    trial = Trial(Training(ranks, transfer=0.0025), every=2)
     trial.trained(600, drift, scaled(0.25), each(10 * STEP_SECONDS, stall))
     assert not trial.opened()
 
@@ -109,7 +109,7 @@ def test_a_random_rank_that_stalls_in_each_tenth_short_step_is_no_straggler(rank
 def test_a_rank_that_trains_alone_now_and_then_is_one_finding(
     ranks: int, alone: float, period: float, clock: str
 ) -> None:
-    trial = Trial(Training(ranks, clock=clock)).trained(60, drift)
+    trial = Trial(Training(ranks, clock=clock), every=2).trained(60, drift)
     trial.trained(24 * (alone + period), drift, each(period, spend("other", alone, 0)))
     assert {(one.candidate.place.rank, one.candidate.cause) for one in trial.opened()} == {(0, "other")}
     assert {len(findings) for findings in shown(trial)} == {1}
@@ -127,7 +127,7 @@ def test_a_planned_phase_with_the_same_rhythm_is_no_finding(phase: str, ranks: t
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_ranks_that_train_alone_with_the_same_rhythm_are_no_stragglers(seed: int) -> None:
-    trial = Trial(Training(4)).trained(60, drift)
+    trial = Trial(Training(4), every=2).trained(60, drift)
     trial.trained(1500, drift, each(20.0, of_random_rank(4, "other", 8.0, seed)))
     assert not trial.opened()
 
@@ -135,7 +135,7 @@ def test_random_ranks_that_train_alone_with_the_same_rhythm_are_no_stragglers(se
 @pytest.mark.parametrize(("every", "seconds"), [(10, 1.0), (20, 2.0), (50, 4.0)])
 def test_a_rank_that_is_late_in_few_steps_is_found_although_few_are_measured(every: int, seconds: float) -> None:
     """The device measures one step in eight."""
-    trial = Trial(Training(4, clock=DEVICE, level=3)).trained(100, drift)
+    trial = Trial(Training(4, clock=DEVICE, level=3), every=2).trained(100, drift)
     trial.trained(30 * every * STEP_SECONDS * 8, drift, spend("other", seconds, 0, every=every))
     assert {(one.kind, one.candidate.place.rank) for one in trial.opened()} == {("straggler", 0)}
     assert len(trial.opened()) == 1
@@ -146,7 +146,7 @@ def test_a_rank_that_trains_alone_is_found_although_none_of_these_steps_is_measu
     ranks: int, alone: float, period: float
 ) -> None:
     """The device measures one step in 32."""
-    trial = Trial(Training(ranks, clock=DEVICE, level=5)).trained(300, drift)
+    trial = Trial(Training(ranks, clock=DEVICE, level=5), every=2).trained(300, drift)
     trial.trained(12 * (alone + period), drift, each(period, spend("other", alone, 0)))
     assert {(one.candidate.place.rank, one.candidate.cause) for one in trial.opened()} == {(0, "other")}
     assert {len(findings) for findings in shown(trial)} == {1}
@@ -156,7 +156,7 @@ def test_a_rank_that_trains_alone_is_found_although_none_of_these_steps_is_measu
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_ranks_that_train_alone_are_no_stragglers_although_few_steps_are_measured(seed: int) -> None:
-    trial = Trial(Training(4, clock=DEVICE, level=5)).trained(300, drift)
+    trial = Trial(Training(4, clock=DEVICE, level=5), every=2).trained(300, drift)
     trial.trained(900, drift, each(20.0, of_random_rank(4, "other", 8.0, seed)))
     assert not trial.opened()
 
@@ -175,7 +175,7 @@ def throttled_each(period: float, lasts: float, factor: float, training: Trainin
 def test_a_loss_that_returns_after_minutes_is_the_same_finding_and_stays_open_between(
     period: float, factor: float
 ) -> None:
-    trial = Trial(Training(4, transfer=0.01 * factor))
+    trial = Trial(Training(4, transfer=0.01 * factor), every=2)
     trial.train(60, drift, scaled(factor))
     trial.train(3 * period, drift, scaled(factor), throttled_each(period, 30.0, factor, trial.training))
     assert [one.candidate.place.rank for one in trial.opened()] == [2]
