@@ -15,7 +15,7 @@ from testing.analyzed_job import SLOW, AnalyzedJob
 from testing.simulated_job import Plan, even
 from tests.attacks.analyzer.answers import EVIL, answer, document, rank
 
-from rankscope_exporter.analyzer.merge import FORGET_RUN_AFTER
+from rankscope_exporter.analyzer import merge
 from rankscope_exporter.analyzer.metrics import AnalyzerCollector
 from rankscope_exporter.analyzer.nodes import RUNS_LIMIT
 from rankscope_exporter.analyzer.service import HOLD_SECONDS
@@ -161,7 +161,10 @@ def test_a_finding_about_an_invented_rank_has_the_name_of_the_node_that_invents_
     assert (finding.kind, finding.candidate.place.node) == ("crash", shown)
 
 
-def test_a_name_of_a_node_is_free_after_it_was_silent_for_long(attacked: Attacked) -> None:
+def test_a_name_of_a_node_is_free_after_it_was_silent_for_long(
+    attacked: Attacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "FORGET_RUN_AFTER", 120.0)
     attacked.train(9)
     invent = attacked.invent(lambda at: [rank(9, at, "other", world_size=10)], node="node-0")
 
@@ -172,9 +175,9 @@ def test_a_name_of_a_node_is_free_after_it_was_silent_for_long(attacked: Attacke
     invent.train(9)
     assert nodes() == {"node-0 (evil:10417)"}
     attacked.job.silent = {0}
-    attacked.job.wait(int(FORGET_RUN_AFTER) - 60)
+    attacked.job.wait(60)
     assert nodes() == {"node-0 (evil:10417)"}
-    attacked.job.wait(int(FORGET_RUN_AFTER) + 60)
+    attacked.job.wait(180)
     assert nodes() == {"node-0"}
 
 
