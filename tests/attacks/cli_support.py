@@ -17,7 +17,7 @@ BECOME = """
 import fcntl, os, signal, sys
 from functools import partial
 from pathlib import Path
-import rankscope.cli.launch, rankscope.cli.living_ranks, rankscope.cli.stacks
+import rankscope.cli.commands, rankscope.cli.launch, rankscope.cli.living_ranks, rankscope.cli.stacks
 import testing.records, testing.users
 directory, user = Path(sys.argv[1]), int(sys.argv[2])
 become = partial(testing.users.become, user)
