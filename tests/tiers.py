@@ -39,6 +39,7 @@ BY_DIRECTORY = {
     "tests/exporter/analyzer/test_restarts.py": "slow",
     "tests/exporter/analyzer/test_scenes.py": "slow",
     "tests/exporter/analyzer/test_silent_nodes.py": "slow",
+    "tests/exporter/capture/test_command.py": "e2e",
     "tests/exporter/capture/test_machine.py": "e2e",
     "tests/exporter/capture/test_torch_dumps.py": "e2e",
     "tests/exporter/diagnosis/test_chance.py": "slow",
