@@ -41,6 +41,7 @@ BY_DIRECTORY = {
     "tests/exporter/analyzer/test_silent_nodes.py": "slow",
     "tests/exporter/capture/test_command.py": "e2e",
     "tests/exporter/capture/test_machine.py": "e2e",
+    "tests/exporter/capture/test_service.py::test_the_complaint_of_the_process_is_logged": "e2e",
     "tests/exporter/capture/test_torch_dumps.py": "e2e",
     "tests/exporter/diagnosis/test_chance.py": "slow",
     "tests/exporter/diagnosis/test_late_sets.py": "slow",
@@ -81,7 +82,7 @@ BY_EVENT = {
 
 def tier(item: pytest.Item) -> str:
     """Return the first of TIERS that the test's directory, fixtures or code needs."""
-    place = str(item.path.relative_to(ROOT))
+    place = f"{item.path.relative_to(ROOT)}::{item.name}"
     found = {name for directory, name in BY_DIRECTORY.items() if place.startswith(directory)}
     if isinstance(item, pytest.Function):
         fixtures = [definition.func for found in item._fixtureinfo.name2fixturedefs.values() for definition in found]
