@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from testing import servers
 from tests import tiers
@@ -19,6 +20,12 @@ from tests import tiers
 # Ctrl-C would not interrupt them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# An example may take long on a busy machine, and may use the files of those before.
+hypothesis.settings.register_profile(
+    "rankscope", deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+hypothesis.settings.load_profile("rankscope")
 
 # Garbage of earlier tests, such as process groups, has threads that a forked child lacks. If the child collected it,
 # destructors would wait for these threads forever.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from testing.simulated_job import SimulatedRank
 
@@ -13,7 +13,6 @@ from rankscope_exporter.ranks.chosen_steps import level_of
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seconds=st.floats(1e-4, 1e3), interval=st.floats(1.0, 600.0))
 def test_the_level_is_the_least_whose_blocks_are_as_long_as_the_interval(
     run_dir: Path, seconds: float, interval: float

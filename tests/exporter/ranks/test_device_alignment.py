@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from testing.simulated_job import (
     COMPUTE,
@@ -155,7 +155,7 @@ def test_all_phases_except_waiting_and_start_up_can_have_blame(run_dir: Path, al
 NUMBERS = st.sampled_from([0.0, 5e-324, 1.0, 2.0, 1e3, 2.0**53, 2.0**199]) | st.floats(0, 9)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(
     entries=st.lists(st.lists(NUMBERS, min_size=layout.DEVICE_RING_WIDTH - 1, max_size=layout.DEVICE_RING_WIDTH - 1)),
     pace=st.lists(NUMBERS, min_size=2, max_size=2),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.core import GaugeMetricFamily
 from testing.records import rank_info
@@ -55,7 +55,7 @@ def test_damaged_files_do_not_stop_a_scrape_or_expose_bad_labels(run_dir: Path) 
 
 
 # All examples use the same directory: each overwrites the previous file.
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(info=INFOS, slots=SLOTS)
 def test_arbitrary_records_make_only_valid_metrics(
     run_dir: Path, info: dict[str, Any], slots: dict[int, float]
@@ -65,7 +65,7 @@ def test_arbitrary_records_make_only_valid_metrics(
     assert shown + skipped.total() <= 1
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(data=st.binary(max_size=300).map(lambda junk: layout.header() + junk) | st.binary(max_size=300))
 def test_arbitrary_bytes_are_not_read_as_a_record(run_dir: Path, data: bytes) -> None:
     (run_dir / "made.rank").write_bytes(data)

@@ -7,7 +7,7 @@ from array import array
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from testing.programs import python, running
 
@@ -127,7 +127,7 @@ def test_entries_that_are_or_may_be_overwritten_are_omitted(run_dir: Path) -> No
     assert numbers == list(range(300 - layout.RING_STEPS + 3, 301))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(lengths=st.lists(st.floats(0.001, 1000), min_size=1, max_size=200), after=st.integers(0, 220))
 def test_steps_of_any_lengths_are_read_as_written(run_dir: Path, lengths: list[float], after: int) -> None:
     (run_dir / "job.rank").unlink(missing_ok=True)
