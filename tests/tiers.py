@@ -52,6 +52,7 @@ BY_DIRECTORY = {
     "tests/exporter/diagnosis/test_succession.py": "slow",
     "tests/exporter/job_report/test_report.py": "e2e",
     "tests/exporter/node_check/test_command.py": "e2e",
+    "tests/exporter/test_daemon.py": "e2e",
     "tests/exporter/web": "e2e",
     "tests/rules": "promtool",
     "tests/test_wheel.py": "slow",
@@ -59,6 +60,7 @@ BY_DIRECTORY = {
     "tests/validation/gauntlet/test_live.py": "slow",
     "tests/validation/gauntlet/test_runbooks.py": "promtool",
     "tests/validation/test_month_local.py": "slow",
+    "tests/validation/test_siege.py::test_the_attack_happens_and_leaves_nothing_behind": "e2e",
 }
 BY_MODULE = {
     "http": "e2e",
