@@ -103,8 +103,8 @@ CASES = {
         Case("one optimizer steps after another", "trainer_hooks/timeline/test_turns"),
         Case(
             "two optimizers alternate",
-            "trainer_hooks/test_instrument",
-            "test_two_optimizers_that_alternate_count_one_step_per_round",
+            "trainer_hooks/timeline/test_turns",
+            "test_a_generator_and_its_critic_count_once_per_round",
         ),
         Case("several models are updated by hand in turn", "trainer_hooks/timeline/test_steps_by_hand"),
         Case("workers are forked after training, ranks change at a restart", "trainer_hooks/process/test_other_ranks"),
