@@ -36,7 +36,12 @@ CODED = {
 }
 CODES = {number: (text, color) for number, (text, (color, _)) in enumerate(CODED.items())}
 STATE_CODE = " or on (gpu) ".join(f"0 * ({vector}) + {number}" for number, (_, vector) in enumerate(CODED.values()))
-IN_ORDER = f'label_replace(label_replace({STATE_CODE}, "at", "0$1", "gpu", "(.)"), "at", "$1", "gpu", "(..)")'
+
+
+def in_order(vector: str) -> str:
+    """Return the query with the label `at`, by which texts are sorted as the numbers of the GPUs are."""
+    return f'label_replace(label_replace({vector}, "at", "0$1", "gpu", "(.)"), "at", "$1", "gpu", "(..)")'
+
 
 TIMELINE = timeline(
     "State of each GPU over time",
@@ -45,7 +50,7 @@ TIMELINE = timeline(
     "by a scheduler or a rank, but no process runs on it. `process no work`: a process has a context but runs no "
     "kernels. `memory held by dead`: the process that allocated its memory has ended. `suspected hang`: kernels run, "
     "but no rank makes progress.",
-    Query(IN_ORDER, "GPU {{gpu}}"),
+    Query(in_order(STATE_CODE), "GPU {{gpu}}"),
     names=CODES,
     empty="no GPU of this exporter in this time range",
 )
@@ -57,8 +62,10 @@ GPUS = table_of(
     "has a `--state-dir`. A run leads to its dashboard, a rank to its panels.",
     [
         Query(
-            f"max by (gpu, state, run, rank, owner) (rankscope_gpu_state_info{{{HERE}}})"
-            f' or label_replace(max by (gpu) (rankscope_gpu_up{{{HERE}}}) == 0, "state", "{LOST}", "", "")'
+            in_order(
+                f"(max by (gpu, state, run, rank, owner) (rankscope_gpu_state_info{{{HERE}}})"
+                f' or label_replace(max by (gpu) (rankscope_gpu_up{{{HERE}}}) == 0, "state", "{LOST}", "", ""))'
+            )
         ),
         Query(BUSY),
         Query(TEMPERATURE),
@@ -75,21 +82,23 @@ GPUS = table_of(
     ],
     [
         Column("gpu", "GPU", width=50),
-        Column("state", "State", names=STATE_NAMES | {LOST: (LOST, BAD)}, width=135),
+        Column("state", "State", names=STATE_NAMES | {LOST: (LOST, BAD)}, width=125),
         Column("run", "Run", link=run_link(cell("Run"), cell("Owner"))),
         Column("rank", "Rank", link=rank_link(cell("Rank"), cell("Run"), cell("Owner")), width=60),
         Column("owner", "Owner", hidden=True),
-        Column("B", "Busy", "percentunit", bar=True, width=95),
-        Column("C", "Core", "celsius", width=75),
-        Column("D", "To slowdown", "celsius", steps=((None, CAUTION), (1, "text")), width=105),
-        Column("E", "Throttled", "percentunit", steps=((None, "text"), (Thresholds().throttled, CAUTION)), width=85),
-        Column("F", "Memory", "percentunit", width=80),
+        Column("at", "Order", hidden=True),
+        Column("B", "Busy", "percentunit", width=60),
+        Column("C", "Core", "celsius", width=70),
+        Column("D", "To slowdown", "celsius", steps=((None, CAUTION), (1, "text")), width=92),
+        Column("E", "Throttled", "percentunit", steps=((None, "text"), (Thresholds().throttled, CAUTION)), width=88),
+        Column("F", "Memory", "percentunit", width=75),
         Column("G", "XIDs", steps=((None, "text"), (1, CAUTION)), width=60),
         Column("H", "ECC", steps=((None, "text"), (1, CAUTION)), width=50),
         Column("I", "Culprit", steps=((None, "text"), (CULPRIT_RUNS, CAUTION)), width=65),
     ],
     height=11,
     empty="the driver does not answer, or the exporter has no GPU",
+    sort="-at",
 )
 
 ALLOCATION = Row(

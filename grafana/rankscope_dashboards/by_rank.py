@@ -92,7 +92,8 @@ LAG_TIMELINE = timeline(
     "How much less a rank waits than the others of its group, as a share of the step: in synchronous training all "
     f"ranks have the same step time, and the others wait for the rank that waits least. Up to {ALL_RANKS} ranks, each "
     f"has a row. Of more, the {NAMED_RANKS} with the largest lag have one, then each node has its worst rank (at most "
-    f"{SHOWN_NODES} nodes), and the last rows are the largest lag and the median of the other ranks.",
+    f"{SHOWN_NODES} nodes), and the last rows are the largest lag and the median of the other ranks. Rows "
+    "are empty while no step is measured, as in a hang.",
     Query(IN_ORDER, "{{row}}"),
     Query(f"{LAG_BY_NODE} and on (node) {WORST_NODES} and on () ({MANY})", "{{node}}", rare=True),
     Query(f"{others('max', LAG)} and on () ({MANY})", "other ranks, largest", rare=True),

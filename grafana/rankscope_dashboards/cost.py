@@ -23,6 +23,7 @@ STEPS = 100
 OUTAGE = "1h"
 """An account that is seen again after a longer time counts as a new one, as in `rankscope report --by`."""
 NOTHING = "no GPU time counted"
+NO_PRICE = "no price"
 # Rank 0 is enough for the name of a user.
 NAMED = 'last_over_time(rankscope_rank_info{rank="0",user!=""}[$__range])'
 USERS = f"topk by (owner) (1, group by (owner, user) ({NAMED}))"
@@ -70,16 +71,22 @@ def by_user(vector: str) -> str:
     return f"topk({SHOWN}, {of_owner} * on (owner) group_left (user) {USERS} or on (owner) {of_owner})"
 
 
-def tile(title: str, description: str, unit: str, expr: str) -> Panel:
+def tile(title: str, description: str, unit: str, expr: str, empty: str = "-") -> Panel:
     """Return a tile of the first line."""
-    return replace(value(title, description, unit, Query(expr), width=4), height=4, points=STEPS)
+    return replace(value(title, description, unit, Query(expr), width=4, empty=empty), height=4, points=STEPS)
 
 
 TILES = (
     tile("GPU-hours", "GPU-hours of all runs in the time range.", "none", f"sum({ALL})"),
-    tile("Cost", "Their cost, at the price of a GPU-hour that is set above.", "none", priced(f"sum({ALL})")),
+    tile("Cost", "Their cost, at the price of a GPU-hour that is set above.", "none", priced(f"sum({ALL})"), NO_PRICE),
     tile("Hours lost", "GPU-hours that diagnosed runs have not spent on computing.", "none", f"sum({LOST})"),
-    tile("Cost of lost", "Their cost, at the price of a GPU-hour that is set above.", "none", priced(f"sum({LOST})")),
+    tile(
+        "Cost of lost",
+        "Their cost, at the price of a GPU-hour that is set above.",
+        "none",
+        priced(f"sum({LOST})"),
+        NO_PRICE,
+    ),
     tile(
         "Lost",
         "Lost GPU-hours as a share of the GPU-hours of the diagnosed runs.",
@@ -90,7 +97,7 @@ TILES = (
         "Not judged",
         "GPU-hours of runs that no exporter or analyzer has judged: what they have lost is unknown.",
         "none",
-        f"sum({ALL} unless on (run, owner) {LOST_OF_RUN})",
+        f"sum({ALL} unless on (run, owner) {LOST_OF_RUN}) or on () 0 * sum({ALL})",
     ),
 )
 
@@ -171,7 +178,7 @@ BY_CAUSE_AND_USER = Row(
             ],
             [
                 Column("user", "User"),
-                Column("owner", "Owner", width=56),
+                Column("owner", "UID", width=56),
                 Column("A", "GPU-hours", width=64),
                 Column("C", "Cost", width=64),
                 Column("B", "GPU-hours lost", width=64),

@@ -44,6 +44,21 @@ ALERT_TEXTS = {
     "RankscopeRunNotDiagnosed": "The run is not, or not fully, diagnosed",
 }
 """What is wrong, for the alerts that are not about findings."""
+FIRST_STEPS = {
+    "RankscopeAnalyzerDown": "Check the analyzer's log.",
+    "RankscopeExporterDown": "Check whether the node is up, and the exporter's log.",
+    "RankscopeFlapping": "Look at the finding that returns, under its own time.",
+    "RankscopeGpuAllocatedIdle": "Run `rankscope stacks` on its node to see what the rank waits for.",
+    "RankscopeGpuLost": "Drain the node, and look for Xid in `dmesg`.",
+    "RankscopeGpuMemoryHeldIdle": "Run `nvidia-smi` on the node, and end the process if its job is over.",
+    "RankscopeGpuUnused": "Ask its owner, or cancel the allocation.",
+    "RankscopeGpuXid": "Look up the code in the runbook; for most faults of hardware, drain the node.",
+    "RankscopeGpuFaultRecurring": "Run `rankscope history` on the node, drain it, and run NVIDIA's diagnostics.",
+    "RankscopeManyAlerts": "Look at the owner's runs on *Fleet*.",
+    "RankscopeRanksHidden": "Look at the skipped files on *Node*.",
+    "RankscopeRunNotDiagnosed": "Start an analyzer for runs that span nodes, or check the node that does not answer.",
+}
+"""What to do first about them."""
 
 
 def open_findings(info: str) -> str:
@@ -135,8 +150,9 @@ def findings_table(info: str, alerts: str, *, has_runs: bool = False) -> Panel:
     kinds = f'label_replace(label_join({places}, "at", "/", "kind", "rank"), "runbook", "$1", "kind", "(.*)")'
     findings = f'label_replace({kinds}, "runbook", "{RANK_ZERO}", "at", "straggler/0")'
     others = f"max by (alertname, severity, run, owner, rank, gpu, instance) (time() - ({alerts}))"
-    for label in ("summary", "runbook"):
-        others = f'label_replace({others}, "{label}", "$1", "alertname", "(.*)")'
+    others = f'label_replace({others}, "runbook", "$1", "alertname", "(.*)")'
+    # As labels, not as mappings of the columns: Grafana makes a line as high as its labels need.
+    others = by_label(by_label(others, "summary", "alertname", ALERT_TEXTS), "advice", "alertname", FIRST_STEPS)
     # A finding about several ranks, such as `4-7`, leads to the panels of all ranks.
     all_ranks = f'label_replace({findings} or {others}, "panels", "All", "", "")'
     rows = f'label_replace({all_ranks}, "panels", "$1", "rank", "([0-9]+)")'
@@ -149,8 +165,8 @@ def findings_table(info: str, alerts: str, *, has_runs: bool = False) -> Panel:
         [Query(rows)],
         [
             Column("severity", "Severity", names=SEVERITIES, width=95),
-            Column("A", "For", "s", width=85),
-            Column("summary", "What is wrong", texts=ALERT_TEXTS, wrap=True),
+            Column("A", "Age", "s", width=85, decimals=1),
+            Column("summary", "What is wrong", wrap=True),
             *(runs if has_runs else ()),
             Column("rank", "Rank", link=rank_link(cell("Panels"), run, owner), width=75),
             Column("panels", "Panels", hidden=True),
@@ -161,4 +177,5 @@ def findings_table(info: str, alerts: str, *, has_runs: bool = False) -> Panel:
         ],
         height=6,
         empty="no open finding, no firing alert",
+        sort="-severity",
     )

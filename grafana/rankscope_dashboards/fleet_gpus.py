@@ -22,8 +22,8 @@ UP = {
     "no driver": ("no driver", CAUTION),
     "none seen": ("none seen", NORMAL),
 }
-COUNT = 74
-"""Pixels of a column with a number of GPUs."""
+COUNT, LONGER_COUNT = 68, 80
+"""Pixels of a column with a number of GPUs, with a short or a longer heading."""
 GPU = "instance, gpu, uuid"
 IDLE = "allocated_no_process|process_no_work|memory_held_by_dead"
 # Nodes that an exporter has shown in the last hour and none shows now; or a target that is down, in a job of exporters.
@@ -66,7 +66,8 @@ def shown(vector: str) -> str:
 
 def column(source: str, title: str, state: str) -> Column:
     """Return the column of the number of GPUs in a state."""
-    return Column(source, title, steps=((None, NORMAL), (1, STATE_COLORS[state])), is_filled=True, width=COUNT)
+    width = COUNT if len(title) < len("Working") else LONGER_COUNT
+    return Column(source, title, steps=((None, NORMAL), (1, STATE_COLORS[state])), is_filled=True, width=width)
 
 
 MAP = Row(
@@ -128,8 +129,9 @@ MAP = Row(
 
 # Not the reasons of a healthy GPU: at its power limit, or with a GPU that is throttled.
 REASONS = 'reason!~"sync_boost|sw_power_cap"'
+# The rate is extrapolated to the interval, so it may exceed 1.
 THROTTLED = (
-    f"max by ({GPU}, reason) (rate(rankscope_gpu_throttled_seconds_total{{{REASONS}}}[$__rate_interval]))"
+    f"clamp_max(max by ({GPU}, reason) (rate(rankscope_gpu_throttled_seconds_total{{{REASONS}}}[$__rate_interval])), 1)"
     f" > {Thresholds().throttled}"
 )
 XIDS = f"min by ({GPU}, xid) ({age('rankscope_gpu_xid_last_timestamp_seconds')}) < 3600"

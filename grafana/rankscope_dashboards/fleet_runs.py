@@ -120,13 +120,20 @@ FOR = " or on (run, owner) ".join(
     )
 )
 LOST_NOW = f"sum by (run, owner) (max by (run, owner, cause) (rankscope_run_lost_ratio{{{WORTH_LESS}}}))"
-# The analyzer's account has no node, and is of the same ranks as those of the nodes' exporters.
-LOST_HOURS = (
-    f'(sum by (run, owner) (max by (run, owner, cause) (rankscope_run_gpu_seconds{{node="",{WORTH_LESS}}}))'
-    " or on (run, owner)"
-    f' sum by (run, owner) (max by (run, owner, cause, node) (rankscope_run_gpu_seconds{{node!="",{WORTH_LESS}}})))'
-    " / 3600"
-)
+
+
+def lost_hours(matchers: str = "") -> str:
+    """Return the query of the GPU-hours that runs have lost since they began."""
+    # The analyzer's account has no node, and is of the same ranks as those of the nodes' exporters.
+    selected = ",".join(filter(None, (matchers, WORTH_LESS)))
+    return (
+        f'(sum by (run, owner) (max by (run, owner, cause) (rankscope_run_gpu_seconds{{node="",{selected}}}))'
+        " or on (run, owner) sum by (run, owner)"
+        f' (max by (run, owner, cause, node) (rankscope_run_gpu_seconds{{node!="",{selected}}}))) / 3600'
+    )
+
+
+LOST_HOURS = lost_hours()
 USER = 'topk by (run, owner) (1, count by (run, owner, user) (rankscope_rank_info{user!=""}))'
 # A rank may save between the readings of the clock and of its record.
 CHECKPOINT = f"clamp_min({first_of_run('rankscope_rank_checkpoint_last_timestamp_seconds', 'max')}, 0)"

@@ -10,6 +10,7 @@ from rankscope_dashboards.selectors import GPU, HERE
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.report.colors import CAUTION, STATE_COLORS
 
+TITLE_SIZE = 13  # pixels: on a laptop, the names of GPUs and reasons would be too small
 OWN_REASON = 'reason!="sync_boost"'  # sync_boost: another GPU is throttled
 BUSY = f"clamp_max(max by (gpu) (rate(rankscope_gpu_busy_seconds_total{{{HERE}}}[$__rate_interval])), 1)"
 # The rate is extrapolated to the interval, so it may exceed 1.
@@ -37,8 +38,8 @@ _SLOWED = f"{_LIMITED} and on (gpu) ({MARGIN} <= 0)"
 SLOWED = f'label_replace({_SLOWED}, "text", ", is slowed down: limit $1 °C", "limit", "(.+)")'
 XIDS = f"sum(rankscope_gpu_xid_errors_total{{{HERE}}})"
 LAST_XID = f"topk(1, max by (gpu, xid) (rankscope_gpu_xid_last_timestamp_seconds{{{HERE}}}))"
-_LAST = f'label_join({XIDS} * on () group_left (xid, gpu) ({LAST_XID} > bool 0), "last", " on GPU ", "xid", "gpu")'
-WITH_LAST_XID = f'label_replace({_LAST}, "last", ", last: XID $1", "last", "(.+)")'
+_LAST = f'label_join({XIDS} * on () group_left (xid, gpu) ({LAST_XID} > bool 0), "last", ", GPU ", "xid", "gpu")'
+WITH_LAST_XID = f'label_replace({_LAST}, "last", ", last: $1", "last", "(.+)")'
 ECC = f'max by (gpu) (sum by (instance, gpu) (rankscope_gpu_ecc_errors_total{{{HERE},kind="uncorrected"}}))'
 WITH_ECC_GPU = f'label_replace(topk(1, {ECC} > 0), "place", ", GPU $1", "gpu", "(.+)")'
 
@@ -51,6 +52,7 @@ HOTTEST = value(
     text=BigValueTextMode.VALUE_AND_NAME,
     steps=((0, NORMAL),),
     overrides=by_regexp(fixed_colors({"/slowed down/": CAUTION})),
+    title_size=TITLE_SIZE,
     width=8,
 )
 THROTTLED = value(
@@ -60,6 +62,7 @@ THROTTLED = value(
     Query(f"{WHO_IS_THROTTLED} or on () {NOT_THROTTLED}", "{{who}}"),
     steps=((0, NORMAL), (Thresholds().throttled, CAUTION)),
     text=BigValueTextMode.VALUE_AND_NAME,
+    title_size=TITLE_SIZE,
     width=8,
 )
 ERRORS = value(
@@ -67,10 +70,11 @@ ERRORS = value(
     "XID errors of all GPUs since the exporter started, with the last one, and uncorrected memory errors since the "
     "driver was loaded. NVIDIA's XID catalog explains the codes.",
     "none",
-    Query(f"{WITH_LAST_XID} or on () {XIDS}", "XID errors{{last}}"),
-    Query(f"{WITH_ECC_GPU} or on () max({ECC})", "uncorrected ECC errors{{place}}"),
+    Query(f"{WITH_LAST_XID} or on () {XIDS}", "XIDs{{last}}"),
+    Query(f"{WITH_ECC_GPU} or on () max({ECC})", "uncorrected ECC{{place}}"),
     steps=((0, NORMAL), (1, CAUTION)),
     text=BigValueTextMode.VALUE_AND_NAME,
+    title_size=TITLE_SIZE - 1,
     width=8,
 )
 

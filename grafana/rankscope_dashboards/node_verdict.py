@@ -10,7 +10,10 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.report.colors import BAD, CAUTION, NEUTRAL
 
 GPUS_HERE = f"rankscope_gpu_info{{{HERE}}}"
-FOUND_HERE = f'(rankscope_finding_info{{uuid!=""}} and on (uuid) {GPUS_HERE})'
+# A hang is found at one rank, but the ranks of all nodes stand still.
+RUNS_HERE = f"(rankscope_rank_info{{{HERE}}} and on (run, owner, rank) rankscope_rank_up{{{HERE}}} == 1)"
+HANGS_HERE = f'rankscope_finding_info{{kind="hang"}} and on (run, owner) {RUNS_HERE}'
+FOUND_HERE = f'(rankscope_finding_info{{uuid!=""}} and on (uuid) {GPUS_HERE} or {HANGS_HERE})'
 # Some alerts about a GPU have the GPU's label, but not the exporter's.
 FIRING = (
     f'ALERTS{{alertstate="firing",alertname=~"Rankscope.+",{HERE}}}'
@@ -51,6 +54,7 @@ SENTENCES = (
     worst_finding("critical", 'uuid!=""', f" and on (uuid) {GPUS_HERE}"),
     said(in_words(XID_AGE, "gpu, xid"), "XID ", "{xid}", " on GPU ", "{gpu}", ", ", "{for}", " ago"),
     said(MOST_THROTTLED, "THROTTLED: GPU ", "{gpu}", ", ", "{percent}", "% of the time, by ", "{reason}"),
+    worst_finding("critical", 'kind="hang"', f" and on (run, owner) {RUNS_HERE}"),
     worst_finding("warning", 'uuid!=""', f" and on (uuid) {GPUS_HERE}"),
     said(f"topk(1, {OTHER_ALERTS})", "ALERT: ", "{alertname}"),
     said(RELEASED, "RELEASED: the exporter has released the GPUs on request, and shows nothing about them"),

@@ -141,6 +141,7 @@ def shares(
     *queries: Query,
     colors: Mapping[str, str],
     width: int = 12,
+    height: int = 8,
     empty: str = NO_DATA,
     points: int | None = None,
 ) -> Panel:
@@ -162,6 +163,7 @@ def shares(
         _graph_options(),
         fields,
         width,
+        height,
         overrides=fixed_colors(colors),
         points=points,
     )
@@ -176,6 +178,7 @@ def bars(
     part: str,
     colors: Mapping[str, str],
     width: int = 12,
+    height: int = 8,
     empty: str = NO_DATA,
 ) -> Panel:
     """Return a bar chart of shares at the end of the time range, by the label `bar` and stacked by the label `part`."""
@@ -201,6 +204,7 @@ def bars(
             no_value=empty,
         ),
         width,
+        height,
         instant=True,
         tabular=True,
         # The bars' names are not percentages.
@@ -219,14 +223,16 @@ def value(
     colors: Mapping[str, str] | None = None,
     text: common.BigValueTextMode = common.BigValueTextMode.AUTO,
     empty: str = "-",
+    decimals: int | None = None,
+    title_size: int | None = None,
     width: int = 4,
     overrides: Sequence[sdk.DashboardFieldConfigSourceOverrides] = (),
 ) -> Panel:
     """Return a tile with the value at the end of the time range.
 
     `steps` colors it from 0 upwards. `names` replaces a number with a text and a color; `colors` colors a series.
-    `empty` is shown in gray if there is no data. There is no graph, as it would also show the last value of a run that
-    has ended.
+    `empty` is shown in gray if there is no data. `title_size` is that of the series' name, in pixels. There is no
+    graph, as it would also show the last value of a run that has ended.
     """
     colored = bool(steps or names or colors or overrides)
     options = stat.Options(
@@ -234,13 +240,14 @@ def value(
         graph_mode=common.BigValueGraphMode.NONE,
         justify_mode=common.BigValueJustifyMode.AUTO,
         text_mode=text,
+        text=common.VizTextDisplayOptions(title_size=title_size) if title_size else None,
         orientation=common.VizOrientation.AUTO,
         reduce_options=common.ReduceDataOptions(calcs=["lastNotNull"], fields="", values=False),
     )
     base = NEUTRAL if colored else "text"
     fields = sdk.FieldConfig(
         unit=unit,
-        decimals=0 if unit == "percentunit" else None,
+        decimals=0 if unit == "percentunit" else decimals,
         thresholds=thresholds(((None, base), *steps)),
         color=sdk.FieldColor(),
         mappings=value_mappings(names or {}),
@@ -306,16 +313,12 @@ def timeline(
         decimals=0 if unit == "percentunit" else None,
         thresholds=thresholds(steps or ((None, NEUTRAL),)),
         color=sdk.FieldColor(mode=sdk.FieldColorModeId.THRESHOLDS) if steps else _palette(),
-        mappings=value_mappings(names or {}),
+        mappings=[*value_mappings(names), _gap()] if names else [],
         custom=statetimeline.FieldConfig(fill_opacity=100, line_width=0),
         no_value=empty,
         links=list(links),
     )
-    # Without an override, Grafana shows `empty` in the legend if a series has a gap.
-    gaps = by_regexp([override("/.*/", noValue="no data")])
-    return Panel(
-        "state-timeline", title, description, queries, options, fields, width, height, overrides=gaps, points=points
-    )
+    return Panel("state-timeline", title, description, queries, options, fields, width, height, points=points)
 
 
 def thresholds(steps: Steps) -> sdk.ThresholdsConfig:
@@ -330,6 +333,13 @@ def value_mappings(names: Names) -> list[sdk.ValueMapping]:
         for index, (shown, (text, color)) in enumerate(names.items())
     }
     return [sdk.ValueMap(options=results)] if results else []
+
+
+def _gap() -> sdk.SpecialValueMap:
+    """Return the mapping of a gap in a series, which Grafana else shows with `empty` and a color in the legend."""
+    result = sdk.ValueMappingResult(text="no data", color=NORMAL)
+    match = sdk.SpecialValueMatch.NULL
+    return sdk.SpecialValueMap(options=sdk.DashboardSpecialValueMapOptions(match=match, result=result))
 
 
 def override(name: str, **properties: object) -> sdk.DashboardFieldConfigSourceOverrides:

@@ -6,18 +6,16 @@ panel computes its own, so that dashboard and notification agree.
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.models.common import BigValueTextMode
-
 from rankscope_dashboards.by_rank import LAG_TIMELINE
 from rankscope_dashboards.comparison import PHASES_OF_RUNS, SETTINGS_OF_RUNS, SPEED_OF_RUNS
 from rankscope_dashboards.dashboard import Dashboard, Mark, Row, label_values, other_run
 from rankscope_dashboards.findings import findings_table, firing
 from rankscope_dashboards.links import RUN_UID
-from rankscope_dashboards.panels import Query, bars, shares, value
+from rankscope_dashboards.panels import Query, bars, shares
 from rankscope_dashboards.phases import PHASE_RATIOS, TIME_BY_PHASE, WAITS
 from rankscope_dashboards.ranks import NOW
 from rankscope_dashboards.resources import HOSTS
-from rankscope_dashboards.selectors import LIVE_RANKS, NAMED_RANKS, RUN_ONLY, live
+from rankscope_dashboards.selectors import NAMED_RANKS, RUN_ONLY, live
 from rankscope_dashboards.throughput import GPUS, STEP_TIMES, TILES
 from rankscope_dashboards.verdict import VERDICT
 from rankscope_dashboards.waiting import WAITING
@@ -27,11 +25,6 @@ FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
 OF_GPUS = firing('uuid!="",run=""')
 ALERTS = f"{firing(RUN_ONLY)} or ({OF_GPUS} and on (uuid) rankscope_rank_info{{{RUN_ONLY}}})"
 """The alerts about the run, and about the GPUs of its ranks."""
-DEVICE_STEPS = f"rate(rankscope_rank_device_steps_total{{{RUN_ONLY}}}[$__rate_interval])"
-MEASURED = f'label_replace({DEVICE_STEPS} > 0, "clock", "device", "", "")'
-NOT_MEASURED = f'label_replace({LIVE_RANKS}, "clock", "host", "", "")'
-CLOCKS = f"group by (clock) ({MEASURED} or on (run, owner, rank) {NOT_MEASURED})"
-NO_CLOCK = 'label_replace(vector(1), "clock", "no live rank", "", "")'
 _STARTS = live(f"rankscope_rank_start_timestamp_seconds{{{RUN_ONLY}}}")
 STARTED = f"1000 * min by (run, owner) ({_STARTS})"
 """The time of the last start, in milliseconds."""
@@ -90,17 +83,20 @@ OVERVIEW = Row(
     ),
 )
 
+LEGEND_HEIGHT = 9
+"""Of a panel with the names of all phases or causes."""
 TIME = Row(
     "Where does the time go?",
     (
         shares(
             "Time by phase",
             "The ranks' time by phase, averaged over the chosen ranks: GPU time if it is measured, otherwise time of "
-            "the training threads (see `Clock`). Blue is computing, orange is waiting for other ranks. Choose a rank "
+            "the training threads. Blue is computing, orange is waiting for other ranks. Choose a rank "
             "above to see only its time.",
             Query(TIME_BY_PHASE, "{{phase}}"),
             colors=PHASE_COLORS,
-            width=7,
+            width=8,
+            height=LEGEND_HEIGHT,
             points=40,
         ),
         bars(
@@ -111,7 +107,8 @@ TIME = Row(
             bar="rank",
             part="phase",
             colors=PHASE_COLORS,
-            width=7,
+            width=8,
+            height=LEGEND_HEIGHT,
             empty="no live ranks",
         ),
         shares(
@@ -121,17 +118,9 @@ TIME = Row(
             "have ended.",
             Query(f"max by (cause) (rankscope_run_lost_ratio{{{RUN_ONLY}}})", "{{cause}}"),
             colors=CAUSE_COLORS,
-            width=7,
+            width=8,
+            height=LEGEND_HEIGHT,
             empty="no exporter or analyzer diagnoses the run",
-        ),
-        value(
-            "Clock",
-            "The clock that the ranks' time is measured by: `device` if their GPUs are measured, because the host then "
-            "runs ahead of them; otherwise `host`. Both if ranks differ.",
-            "none",
-            Query(f"{CLOCKS} or on () {NO_CLOCK}", "{{clock}}"),
-            text=BigValueTextMode.NAME,
-            width=3,
         ),
     ),
 )

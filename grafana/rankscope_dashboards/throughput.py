@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankscope_dashboards.by_rank import POINTS, line_by_rank
 from rankscope_dashboards.dashboard import Row
+from rankscope_dashboards.fleet_runs import lost_hours
 from rankscope_dashboards.panels import Query, lines, shares, value
 from rankscope_dashboards.phases import DEVICE, HOST_BY_PHASE
 from rankscope_dashboards.selectors import EXPORTER, LIVE_RANKS, RANKS, RUN_ONLY, age, live, rate, total
@@ -40,6 +41,7 @@ TILES = (
         "Mean time from the end of one step to the end of the next.",
         "s",
         Query(MEAN_STEP),
+        empty="no step",
     ),
     value(
         "Samples",
@@ -56,17 +58,18 @@ TILES = (
         Query(total(rate("rankscope_rank_tokens_total"))),
     ),
     value(
-        "SMs active",
-        "Mean share of the multiprocessors of the run's GPUs that had work. Unlike busy time, it excludes waiting. "
-        "Hopper and later.",
-        "percentunit",
-        Query(gpus("rankscope_gpu_sm_active_seconds_total")),
+        "Hours lost",
+        "GPU-hours that the run has not spent on computing since it began, whatever the cause. *Cost* divides them.",
+        "none",
+        Query(lost_hours(RUN_ONLY)),
+        empty="unknown",
     ),
     value(
         "Last save",
         "Age of the newest checkpoint of the chosen ranks: the work that would be lost if the run failed now.",
         "s",
         Query(f"clamp_min(min({SINCE_CHECKPOINT} and on (run, owner) {LIVE_RANKS}), 0)"),
+        decimals=1,
     ),
 )
 

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from rankscope_dashboards.by_rank import POINTS
-from rankscope_dashboards.findings import ALERT_TEXTS, OF_FINDINGS
+from rankscope_dashboards.findings import ALERT_TEXTS, FIRST_STEPS, OF_FINDINGS
 from rankscope_dashboards.links import NODE_UID, RANK_ZERO, RULES, RUN_UID, RUNBOOK_OF_KIND, RUNBOOKS
-from rankscope_dashboards.panels import REST, REST_LEAST
+from rankscope_dashboards.panels import NORMAL, REST, REST_LEAST
 from rankscope_dashboards.queries import DASHBOARDS, NEEDS_CUDA, PanelQuery, panel_queries
 from rankscope_dashboards.selectors import NAMED_RANKS
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -371,7 +371,14 @@ def test_a_finding_has_the_runbook_of_its_notification() -> None:
     runbooks = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules}
     assert {f"{RUNBOOKS}{alert}.md" for alert in RUNBOOK_OF_KIND.values()} <= set(runbooks.values())
     others = {alert for alert in runbooks if alert not in OF_FINDINGS.split("|")}
-    assert others == set(ALERT_TEXTS)
+    assert others == set(ALERT_TEXTS) == set(FIRST_STEPS)
+
+
+def test_critical_findings_and_alerts_are_first() -> None:
+    for _, panel in PANELS:
+        if panel["title"] == "Findings and alerts":
+            (sorting,) = [one for one in panel["transformations"] if one["id"] == "sortBy"]
+            assert sorting["options"]["sort"] == [{"field": "severity", "desc": False}]
 
 
 def test_a_cell_without_a_value_is_empty() -> None:
@@ -379,8 +386,10 @@ def test_a_cell_without_a_value_is_empty() -> None:
     for _, panel in PANELS:
         if panel["type"] == "table":
             assert {"id": "noValue", "value": ""} in properties(panel, "any column"), panel["title"]
-        if panel["type"] == "state-timeline":
-            assert {"id": "noValue", "value": "no data"} in properties(panel, "any row"), panel["title"]
+        if panel["type"] == "state-timeline" and panel["fieldConfig"]["defaults"].get("mappings"):
+            gap = {"match": "null", "result": {"text": "no data", "color": NORMAL}}
+            mappings = panel["fieldConfig"]["defaults"]["mappings"]
+            assert {"type": "special", "options": gap} in mappings, panel["title"]
 
 
 def test_counts_are_whole_and_ratios_end_at_100_percent() -> None:

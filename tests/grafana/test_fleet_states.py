@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from testing import servers
 
+from rankscope_dashboards.fleet_gpus import SICK as FAULTS
 from rankscope_dashboards.queries import panel_queries
 
 INTERVAL, NOW = 60, 7200
@@ -401,4 +402,12 @@ def test_a_run_that_nothing_diagnoses_has_a_cost_but_no_loss(tmp_path: Path) -> 
     assert error(fleet, by("run", expression("cost", "By run")), lines({"run": "mine"}), tmp_path) == ""
     for number in (1, 2, 4, 5):
         assert error(fleet, expression("cost", "By run", number, price="2.5"), {}, tmp_path) == ""
-    assert error(fleet, f"{expression('cost', 'Not judged')} > bool 1", {"{}": 1.0}, tmp_path) == ""
+    assert error(fleet, f"({expression('cost', 'Not judged')}) > bool 1", {"{}": 1.0}, tmp_path) == ""
+    judged = {**node(), **run(is_judged=True)}
+    assert error(judged, expression("cost", "Not judged"), {"{}": 0.0}, tmp_path) == ""
+
+
+def test_a_gpu_is_throttled_for_at_most_all_of_the_time(tmp_path: Path) -> None:
+    slowdown = f'rankscope_gpu_throttled_seconds_total{{{EXPORTER},gpu="0",uuid="node-a-0",reason="hw_slowdown"'
+    throttled = f"max by (gpu) ({FAULTS['throttled']})".replace("$__rate_interval", "5m")
+    assert error({**node(), slowdown: growing(1.1)}, throttled, {'{gpu="0"}': 1.0}, tmp_path) == ""

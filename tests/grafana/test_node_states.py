@@ -70,6 +70,7 @@ DOWN = [
     series("up", f"1x20 0x{SCRAPES}", instance=NODE, job="exporters"),
     series("rankscope_exporter_build_info", "1x20 stale", instance=NODE, job="exporters"),
 ]
+RANKS = [always(f"rankscope_rank_{name}", 1, run="r", rank="0") for name in ("info", "up")]
 XID = always("rankscope_gpu_xid_last_timestamp_seconds", NOW - 120, gpu="0", xid="48")
 NODES = {
     "healthy": (exporter(), "NO PROBLEM FOUND: 2 GPUs answer, 0 ranks are alive"),
@@ -87,6 +88,10 @@ NODES = {
     "finding elsewhere": (
         [*exporter(), *finding("critical", "It is late", uuid="GPU-elsewhere")],
         "NO PROBLEM FOUND: 2 GPUs answer, 0 ranks are alive",
+    ),
+    "hang elsewhere": (
+        [*exporter(), *finding("critical", "Run r hangs: Rank 9 is stuck", uuid="GPU-elsewhere", kind="hang"), *RANKS],
+        "HUNG for 3 min: Rank 9 is stuck",
     ),
     "alert": ([*exporter(), *alert("RankscopeGpuUnused", uuid="GPU-1")], "ALERT: RankscopeGpuUnused"),
     "released": (
@@ -111,6 +116,23 @@ def test_the_verdict_says_what_is_wrong(name: str, tmp_path: Path) -> None:
     shown, said = NODES[name]
     assert failures("Verdict", shown, {f'{{said="{said}"}}': 1.0}, tmp_path) == ""
     assert any(said.startswith(begin) for begin in COLORS)
+
+
+def test_a_hang_that_was_found_on_another_node_has_a_line_on_each_of_its_nodes(tmp_path: Path) -> None:
+    hang = finding("critical", "It hangs", uuid="GPU-elsewhere", kind="hang", rank="9", gpu="1")
+    late = finding("warning", "It is late", uuid="GPU-elsewhere")
+    labels = {"run": "r", "kind": "hang", "severity": "critical", "rank": "9", "gpu": "1", "uuid": "GPU-elsewhere"}
+    labels |= {"summary": "It hangs", "at": "hang/9", "runbook": "hang", "panels": "9"}
+    line = "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+    assert failures("Findings and alerts", [*exporter(), *hang, *late, *RANKS], {line: 180.0}, tmp_path) == ""
+    assert failures("Findings and alerts", [*exporter(), *hang, *late], {}, tmp_path) == ""
+
+
+def test_gpus_are_sorted_by_number_also_if_one_is_lost(tmp_path: Path) -> None:
+    states = [always("rankscope_gpu_state_info", 1, gpu=gpu, state="working") for gpu in ("2", "10")]
+    working = {f'{{gpu="{gpu}",state="working",at="{gpu:0>2}"}}': 1.0 for gpu in ("2", "10")}
+    lost = {'{gpu="3",state="does not answer",at="03"}': 0.0}
+    assert failures("GPUs", [*states, *gpu(3, is_up=False)], working | lost, tmp_path) == ""
 
 
 def temperature(number: int, value: float) -> Series:
@@ -166,7 +188,7 @@ def test_errors_name_the_last_xid_and_the_gpu(tmp_path: Path) -> None:
         for place, count in (("0", 0), ("1", 3))
     ]
     panel = "XID and ECC errors"
-    last = {'{gpu="0",xid="48",last=", last: XID 48 on GPU 0"}': 3.0}
+    last = {'{gpu="0",xid="48",last=", last: 48, GPU 0"}': 3.0}
     assert failures(panel, [*xids, XID], last, tmp_path) == ""
     assert failures(panel, [*xids[:1], *ecc], {'{gpu="1",place=", GPU 1"}': 3.0}, tmp_path, 1) == ""
     assert failures(panel, ecc[:1], {"{}": 0.0}, tmp_path, 1) == ""

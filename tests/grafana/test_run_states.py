@@ -10,6 +10,7 @@ import pytest
 from testing.promtool import INTERVAL, complaint
 
 from rankscope_dashboards.by_rank import SHOWN_NODES
+from rankscope_dashboards.findings import ALERT_TEXTS, FIRST_STEPS
 from rankscope_dashboards.links import RANK_ZERO
 from rankscope_dashboards.queries import panel_queries
 from rankscope_dashboards.selectors import ALL_RANKS, NAMED_RANKS
@@ -318,7 +319,8 @@ def test_a_firing_alert_that_is_no_finding_has_a_line_and_one_about_a_finding_ha
         alerts[f"ALERTS_FOR_STATE{{{labels}"] = always(NOW - 60)
     shown = (
         '{run="idle",severity="warning",rank="1",gpu="1",instance="idle",alertname="RankscopeGpuAllocatedIdle",'
-        'summary="RankscopeGpuAllocatedIdle",runbook="RankscopeGpuAllocatedIdle",panels="1"}'
+        f'summary="{ALERT_TEXTS["RankscopeGpuAllocatedIdle"]}",runbook="RankscopeGpuAllocatedIdle",'
+        f'advice="{FIRST_STEPS["RankscopeGpuAllocatedIdle"]}",panels="1"}}'
     )
     assert promtool_error("Findings and alerts", {"idle": {shown: 60.0}}, tmp_path, runs={"idle": alerts}) == ""
 
@@ -336,8 +338,8 @@ def test_a_firing_alert_about_a_gpu_of_the_run_has_a_line(tmp_path: Path) -> Non
         for gpu in (1, 2)
     }
     shown = (
-        '{severity="critical",instance="lost",alertname="RankscopeGpuLost",summary="RankscopeGpuLost",'
-        'runbook="RankscopeGpuLost",panels="All"}'
+        '{severity="critical",instance="lost",alertname="RankscopeGpuLost",runbook="RankscopeGpuLost",panels="All",'
+        f'summary="{ALERT_TEXTS["RankscopeGpuLost"]}",advice="{FIRST_STEPS["RankscopeGpuLost"]}"}}'
     )
     assert promtool_error("Findings and alerts", {"lost": {shown: 60.0}}, tmp_path, runs={"lost": run}) == ""
 
@@ -389,7 +391,6 @@ def test_a_graph_has_the_ranks_with_the_largest_values_and_a_band_of_the_others(
 @pytest.mark.parametrize(
     ("panel", "healthy", "measured"),
     [
-        ("Clock", {'{clock="host"}': 1.0}, {'{clock="device"}': 1.0}),
         ("Time by phase", HOST_PHASES, DEVICE_PHASES),
         ("Host time by phase", HOST_PHASES, HOST_PHASES),
         ("Ranks alive", {"{}": 2.0}, {"{}": 2.0}),

@@ -13,6 +13,7 @@ from rankscope_exporter.analyzer.service import Analyzer
 from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.ranks.collectors import findings
 from rankscope_exporter.ranks.judged_runs import Diagnosis
+from rankscope_exporter.report.rates import INTERVAL, RecentRates
 
 BUILD = Declaration(
     "gauge", "rankscope_analyzer_build_info", "Version of the analyzer and its Python.", ("version", "python_version")
@@ -51,6 +52,9 @@ class AnalyzerCollector:
         """`targets` returns why each target did not answer; empty if it did."""
         self._analyzer = analyzer
         self.targets = targets
+        self.rates = RecentRates()
+        """How fast the runs were in the last minutes."""
+        self._recorded_at = -INTERVAL
         self._found: list[Metric] = []
         self._texts = findings.FindingTexts()
 
@@ -61,6 +65,9 @@ class AnalyzerCollector:
 
     def show(self, diagnosis: Diagnosis) -> None:
         """Show this result from now on."""
+        if diagnosis.look.at - self._recorded_at >= INTERVAL:
+            self.rates.record(diagnosis.look)
+            self._recorded_at = diagnosis.look.at
         self._found = [*findings.families(diagnosis, self._texts, self.name), *self._of_runs(diagnosis)]
 
     def collect(self) -> Iterable[Metric]:

@@ -16,6 +16,7 @@ from rankscope_exporter.analyzer.metrics import AnalyzerCollector
 from rankscope_exporter.analyzer.service import Analyzer
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.report.as_json import as_json
+from rankscope_exporter.report.rates import RecentRates
 from rankscope_exporter.report.runs import NodeReport, RunReport, report_of_look
 from rankscope_exporter.web.app import READ, MetricsFirst, limit_threads
 from rankscope_exporter.web.pages import SingleFlight
@@ -59,13 +60,14 @@ def report_of(analyzer: Analyzer, targets: Mapping[str, str]) -> AnalyzerReport:
     return AnalyzerReport(report.at, counts, dict(failures[:SHOWN_FAILURES]), exporters, report.runs)
 
 
-def as_html(report: AnalyzerReport) -> str:
+def as_html(report: AnalyzerReport, rates: RecentRates) -> str:
     """Return the status page."""
     node, up = NodeReport(report.at, report.runs), report.targets.get("up", 0)
     about = f"version {__version__} · {up} of {sum(report.targets.values())} targets answer"
     nothing = Verdict("unknown", "No run", f'<p class="said">{escape(NO_RUN if up else NO_TARGET)}</p>')
     found = verdict(node, (), "") if report.runs else nothing
-    main = f"{''.join(map(run_section, report.runs))}{legend(node)}{_failures(report)}"
+    runs = "".join(run_section(run, rates.steps((run.run, run.owner))) for run in report.runs)
+    main = f"{runs}{legend(node)}{_failures(report)}"
     return as_page(found, PROGRAM, head(PROGRAM, about, time.time()), main)
 
 
@@ -81,7 +83,7 @@ def _failures(report: AnalyzerReport) -> str:
 def create_analyzer_app(scrape: Scrape, analyzer: Analyzer, collector: AnalyzerCollector) -> ASGIApp:
     """Return the ASGI application."""
     app = FastAPI(lifespan=limit_threads, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    html = SingleFlight(lambda: as_html(report_of(analyzer, collector.targets())))
+    html = SingleFlight(lambda: as_html(report_of(analyzer, collector.targets()), collector.rates))
     json = SingleFlight(lambda: as_json(report_of(analyzer, collector.targets())))
 
     @app.api_route("/", methods=READ)

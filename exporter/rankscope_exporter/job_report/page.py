@@ -140,8 +140,8 @@ def _findings(job: Job) -> Iterator[str]:
     for one in job.findings[:FINDINGS_SHOWN]:
         end = "now" if one.end is None else clock(one.end)
         lasted = duration(max((job.at if one.end is None else one.end) - one.begin, 0.0))
-        first = f"{clock(one.begin)} to {end} ({lasted}), {one.severity}: "
-        yield from _wrapped(f"{first}{one.sentence}{_span(one, lasted)}", "  ")
+        times = clock(one.begin) if one.kind == "crash" else f"{clock(one.begin)} to {end} ({lasted})"
+        yield from _wrapped(f"{times}, {one.severity}: {one.sentence}{_span(one, lasted)}", "  ")
         yield from _wrapped(one.advice, "    ")
     if len(job.findings) > FINDINGS_SHOWN:
         yield f"  and {len(job.findings) - FINDINGS_SHOWN} more"

@@ -10,6 +10,7 @@ from rankscope.record.quantities import duration, percent
 from rankscope_exporter.diagnosis.readings import UNKNOWN_NODE, run_title
 from rankscope_exporter.diagnosis.standstill import INSIDE, SILENT
 from rankscope_exporter.report.findings import FindingReport, PendingReport, pending_reason
+from rankscope_exporter.report.gpus import GpuProblem, GpuReport
 from rankscope_exporter.report.ranks import RankReport
 from rankscope_exporter.report.runs import ANALYZED, ELSEWHERE, RunReport
 
@@ -24,6 +25,8 @@ STALLED_SHOWN = 30.0
 FIRST_SECONDS = 5.0
 """What began so soon after the runs were first watched was there before that."""
 BY_OTHERS = "An analyzer that asks the exporters of all its nodes diagnoses it (`rankscope-exporter --analyze`)."
+CRASH, LATE, THROTTLED = "crash", "straggler", "throttled"
+"""Kinds of findings, and a cause."""
 GROWING = ("time", "steps")
 """Reasons why a candidate is not a finding yet, but will be if it lasts."""
 Mark = Literal["bad", "warn", "good", ""]
@@ -134,13 +137,43 @@ def known_here(run: RunReport) -> Iterator[str]:
 
 
 def age(one: FindingReport, watched_since: float | None = None) -> str:
-    """Return how long ago a problem began: `for 20 s`.
+    """Return how long ago a problem began: `for 20 s`; of a crash, which does not last, `20 s ago`.
 
     `watched_since` is the unix time since which the runs are watched, if that is known: what was there at once may be
     older.
     """
+    if one.kind == CRASH:
+        return f"{duration(one.age_seconds)} ago"
     is_older = watched_since is not None and abs(one.since - watched_since) < FIRST_SECONDS
     return f"for {'at least ' * is_older}{duration(one.age_seconds)}"
+
+
+def gpu_age(one: GpuProblem) -> str:
+    """Return how long ago a GPU's problem began; empty of one that took days, whenever the exporter has started."""
+    if one.kind == "gpu_recurring":
+        return ""
+    return f"{duration(one.age_seconds)} ago" if one.kind == "gpu_xid" else f"for {duration(one.age_seconds)}"
+
+
+def other_defects(
+    gpus: Sequence[GpuReport], problems: Sequence[GpuProblem], findings: Sequence[FindingReport]
+) -> Sequence[GpuReport]:
+    """Return the GPUs with a defect of which no alert and no finding says it."""
+    throttled = {one.uuid for one in findings if one.cause == THROTTLED}
+    return [
+        gpu
+        for gpu in gpus
+        if gpu.problem and not _is_said(gpu, problems) and not (gpu.is_throttled and gpu.uuid in throttled)
+    ]
+
+
+def _is_said(gpu: GpuReport, problems: Sequence[GpuProblem]) -> bool:
+    """Return whether an alert, or what may become one, says what the GPU's own problem says."""
+    own = [one for one in problems if one.uuid == gpu.uuid]
+    is_lost = any(one.kind == "gpu_lost" and not one.remaining_seconds for one in own)
+    is_past = gpu.problem == gpu.past_problem and any(one.kind == "gpu_recurring" for one in own)
+    is_held = gpu.state == "memory_held_by_dead" and any(one.kind == "gpu_memory_held" for one in own)
+    return is_lost or is_past or is_held
 
 
 def is_growing(one: PendingReport) -> bool:
@@ -176,9 +209,27 @@ def wait(rank: RankReport) -> str:
     return "" if rank.wait_ratio is None or not rank.is_alive else f"{rank.wait_ratio:.0%}"
 
 
-def lag(rank: RankReport) -> str:
-    """Return the rank's lag as a percentage; 0% if it waits longer than the others."""
-    return "" if rank.lag_ratio is None or not rank.is_alive else f"{max(0.0, rank.lag_ratio):.0%}"
+def lag(run: RunReport, rank: RankReport) -> str:
+    """Return the rank's lag as a percentage; 0% if it waits longer than the others.
+
+    It is the number of the finding about this rank alone, so that all screens have the same one, or else its own.
+    """
+    if rank.lag_ratio is None or not rank.is_alive or stands_still(run):
+        return ""
+    found = next((one.ratio for one in run.findings if one.kind == LATE and one.ranks == (rank.rank,)), None)
+    return f"{max(0.0, rank.lag_ratio):.0%}" if found is None else percent(found)
+
+
+def is_late(run: RunReport, rank: RankReport) -> bool:
+    """Return whether the others wait for the rank, by its lag or by a finding."""
+    return bool(lag(run, rank)) and (
+        rank.waits_least or any(one.kind == LATE and rank.rank in one.ranks for one in run.findings)
+    )
+
+
+def stands_still(run: RunReport) -> bool:
+    """Return whether no step is measured now: what is known of waits and lags is from before."""
+    return "hang" in {*(one.kind for one in run.findings), *(one.kind for one in run.pending)}
 
 
 def steps(rank: RankReport) -> str:

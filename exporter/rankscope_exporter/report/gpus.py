@@ -93,6 +93,13 @@ class GpuReport:
         return "" if ratio < MIN_THROTTLED else "warn" if reason == POWER_CAP else "bad"
 
     @property
+    def is_throttled(self) -> bool:
+        """Return whether it answers, and is throttled by more than its power limit."""
+        return self.is_up and any(
+            ratio >= MIN_THROTTLED for reason, ratio in self.throttled.items() if reason != POWER_CAP
+        )
+
+    @property
     def is_paused(self) -> bool:
         """Return whether no kernel has run for some seconds, although its state is `working`."""
         return self.state == "working" and (self.idle_seconds or 0.0) > WORKS_WITHIN
@@ -102,9 +109,9 @@ class GpuReport:
         """Return its problem as words that follow its name; empty if it has none."""
         if not self.is_up:
             return "does not answer"
-        defects = {reason: ratio for reason, ratio in self.throttled.items() if reason != POWER_CAP}
-        if any(ratio >= MIN_THROTTLED for ratio in defects.values()):
-            return f"is throttled: {next(iter(defects)).replace('_', ' ')}"
+        if self.is_throttled:
+            reason = next(reason for reason in self.throttled if reason != POWER_CAP)
+            return f"is throttled: {reason.replace('_', ' ')}"
         if self.is_hot and self.temperature is not None:
             return f"is hot: {self.temperature:.0f} °C"
         return BAD_STATES.get(self.state, "") or self.past_problem

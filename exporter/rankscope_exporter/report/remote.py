@@ -18,7 +18,7 @@ from rankscope.cli.explaining.fetching import Answer as HttpAnswer
 from rankscope.cli.explaining.fetching import FetchError, within
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 from rankscope.cli.rank_stacks import RankStacks, StacksReport
-from rankscope_exporter.report.gpus import GpuReport, GpusReport
+from rankscope_exporter.report.gpus import GpuProblem, GpuReport, GpusReport
 from rankscope_exporter.report.runs import ANALYZED, NodeReport, RunReport, ordered, places
 
 ANSWERS_WITHIN = 10.0
@@ -34,10 +34,11 @@ READ_FOR, KNOWN_FOR = 30.0, 15.0
 
 @dataclass(frozen=True)
 class RemoteReport:
-    """The answer of an exporter or an analyzer; the last three are an analyzer's."""
+    """The answer of an exporter or an analyzer. The last three are those of an analyzer."""
 
     at: float
     runs: Sequence[RunReport]
+    gpu_problems: Sequence[GpuProblem] = ()
     targets: Mapping[str, int] = field(default_factory=dict)
     """The number of exporters that answer it (`up`) and that do not (`failing`)."""
     failures: Mapping[str, str] = field(default_factory=dict)

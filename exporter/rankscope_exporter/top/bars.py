@@ -40,15 +40,18 @@ def bar(phases: Mapping[str, float], width: int, *, has_color: bool) -> Text:
     return text
 
 
-def legend(shown: Sequence[Mapping[str, float]], *, has_color: bool) -> Text:
-    """Return the meaning of the colors or letters in these bars."""
+def legend(shown: Sequence[Mapping[str, float]], width: int, *more: str, has_color: bool) -> Text:
+    """Return the meaning of the colors or letters in these bars, and `more`, with line breaks only between them."""
     found = {phase for phases in shown for phase, ratio in _by_known_phase(phases).items() if ratio > 0.0}
-    text = Text()
-    for phase in LETTERS:
-        if phase in found:
-            sign = BLOCK if has_color else LETTERS[phase]
-            text.append(f"{sign} ", style=_color(phase) if has_color else "")
-            text.append(f"{'own phases' if phase == OWN else phase}  ", style="dim" if has_color else "")
+    style, parts = "dim" if has_color else "", []
+    for phase in filter(found.__contains__, LETTERS):
+        sign = Text(BLOCK if has_color else LETTERS[phase], style=_color(phase) if has_color else "")
+        parts.append(sign.append(f" {'own phases' if phase == OWN else phase}", style=style))
+    text, column = Text(), 0
+    for part in (*parts, *(Text(one, style="dim") for one in more)):
+        is_next = column > 0 and column + len(part) > width
+        text.append("\n" * is_next + "  " * (column > 0 and not is_next)).append_text(part)
+        column = len(part) + (0 if is_next or not column else column + 2)
     return text
 
 

@@ -178,7 +178,7 @@ def _of_servers(servers: Servers) -> Shown:
     nodes = servers.nodes()
     if len(nodes) == 1 and not nodes[0].is_analyzer:
         (node,) = nodes
-        return Shown(NodeReport(time.time(), node.runs), node.gpus, node.error, servers.urls[0])
+        return Shown(NodeReport(time.time(), node.runs, node.gpu_problems), node.gpus, node.error, servers.urls[0])
     return Shown(merged(nodes, time.time()), nodes=nodes, left_out=servers.left_out)
 
 

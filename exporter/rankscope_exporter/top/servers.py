@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 from rankscope.record.quantities import duration
-from rankscope_exporter.report.gpus import GpuReport
+from rankscope_exporter.report.gpus import GpuProblem, GpuReport
 from rankscope_exporter.report.remote import KNOWN_FOR, RemoteError, RemoteReport, fetch_gpus, fetch_report
 from rankscope_exporter.report.runs import ELSEWHERE, NodeReport, RunReport, ordered, places
 from rankscope_exporter.top.trends import RunKey, key_of
@@ -36,6 +36,7 @@ class NodeState:
     silent_seconds: float
     """Seconds since its last answer, or since it was first asked."""
     gpus: Sequence[GpuReport] = ()
+    gpu_problems: Sequence[GpuProblem] = ()
     runs: Sequence[RunReport] = ()
     is_analyzer: bool = False
     is_only_unreachable: bool = False
@@ -130,6 +131,7 @@ class Servers:
             error=error.removesuffix(HINT),
             silent_seconds=silent,
             gpus=one.gpus if is_known else (),
+            gpu_problems=report.gpu_problems if report else (),
             runs=report.runs if report else (),
             is_analyzer=bool(one.report and one.report.targets),
             is_only_unreachable=one.is_of_analyzer and url not in failing,

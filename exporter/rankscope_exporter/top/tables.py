@@ -87,7 +87,7 @@ def _rank(run: RunReport, rank: RankReport, column: Column) -> Iterator[Text]:
     width = NARROW_BAR if column.is_narrow and len(run.nodes) > 1 else BAR_WIDTH
     yield bar(rank.phases if rank.is_alive else {}, width, has_color=column.has_color)
     yield Text(describe.wait(rank))
-    yield Text(f"{describe.lag(rank)}{' <' * (rank.waits_least and rank.is_alive)}")
+    yield Text(f"{describe.lag(run, rank)}{' <' * describe.is_late(run, rank)}")
     if len(run.nodes) > 1:
         yield _text(rank.node)
     if not column.is_narrow:

@@ -18,7 +18,7 @@ from rankscope.cli.printable import printable
 from rankscope.record.quantities import count
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.findings import FindingReport
-from rankscope_exporter.report.gpus import GpuReport
+from rankscope_exporter.report.gpus import GpuProblem, GpuReport
 from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.bars import legend
 from rankscope_exporter.top.layout import Line, Lines, Section, first_that_fit, share_rows, side_by_side
@@ -35,7 +35,7 @@ CHART_LINES = 7, 24
 MOST_OF_SCREEN = 0.4
 """The part of the screen that problems may take."""
 NODES_NAMED = 3
-MEASURES = "waits, lag: of the step, over the same seconds"
+MEASURES, IS_LATE = "waits, lag: of the step", "<: late"
 Entry = Sequence[RenderableType]
 
 
@@ -86,7 +86,7 @@ class View:
         shown, screen = self._shown, self._screen
         entries = [*_problems(shown, screen.watched_since)]
         bars = [rank.phases for run in shown.node.runs for rank in run.ranks if rank.is_alive]
-        foot = lines.of(_legend(bars, has_color=screen.has_color)) if any(bars) else []
+        foot = lines.of(_legend(bars, shown.node.runs, screen)) if any(bars) else []
         head = lines.of(_head(shown))
         if screen.height is None:
             top = [*head, *chain.from_iterable(lines.of(part) for entry in entries for part in entry)]
@@ -173,8 +173,9 @@ def _head(shown: Shown) -> Text:
     return Text(printable("  ".join(filter(None, ["rankscope top", where, when, answering]))), style="dim")
 
 
-def _legend(bars: Sequence[Mapping[str, float]], *, has_color: bool) -> Text:
-    return legend(bars, has_color=has_color).append(MEASURES, style="dim")
+def _legend(bars: Sequence[Mapping[str, float]], runs: Sequence[RunReport], screen: Screen) -> Text:
+    is_late = any(describe.is_late(run, rank) for run in runs for rank in run.ranks)
+    return legend(bars, screen.width, MEASURES, *[IS_LATE] * is_late, has_color=screen.has_color)
 
 
 def _keys(runs: int) -> Text:
@@ -187,20 +188,24 @@ def _problems(shown: Shown, watched_since: float | None) -> Iterator[Entry]:
     findings = sorted(
         (one for run in runs for one in run.findings), key=lambda one: (one.severity != "critical", -one.ratio)
     )
-    gpus = [*_defects(shown)]
+    gpus, lost = [*_problems_of_gpus(shown)], [*_defects(shown, is_up=False)]
+    defects = [*_defects(shown, is_up=True)]
     if shown.error:
         yield (Text(printable(f"No data about the ranks: {shown.error}."), style=STYLES["bad"]),)
     silent = [*_silent(shown)]
     critical = [one for one in findings if one.severity == "critical"]
     yield from (_finding(one, watched_since) for one in critical)
     yield from silent
+    yield from (_gpu_problem(one) for one in gpus if one.severity == "critical")
+    yield from lost
     yield from (_finding(one, watched_since) for one in findings[len(critical) :])
-    yield from gpus
+    yield from (_gpu_problem(one) for one in gpus if one.severity != "critical")
+    yield from defects
     for run in describe.undiagnosed(runs):
         known = " ".join(describe.known_here(run))
         more = (Padding(Text(printable(known)), (0, 0, 0, 2), expand=False),) if known else ()
         yield (Text(printable(describe.undiagnosed_sentence(run)), style="bold"), *more)
-    if not (shown.error or findings or gpus):
+    if not (shown.error or findings or gpus or lost or defects):
         yield from ((text,) for text in _no_problem(shown, is_partly_unknown=bool(silent)))
     for run in runs:
         yield from ((Text(printable(note), style="dim"),) for note in describe.notes(run))
@@ -225,17 +230,33 @@ def _silent(shown: Shown) -> Iterator[Entry]:
         yield (Text(f"{shown.left_out} more nodes of the analyzer are not asked.", style=STYLES["warn"]),)
 
 
-def _defects(shown: Shown) -> Iterator[Entry]:
-    places = [(f" of {node.name}", node.gpus) for node in shown.nodes] or [("", shown.gpus)]
-    for where, gpus in places:
-        for gpu in gpus:
-            if gpu.problem:
+def _problems_of_gpus(shown: Shown) -> Iterator[GpuProblem]:
+    """Yield the problems of GPUs that alert, as the exporters of the nodes say."""
+    problems = [one for node in shown.nodes for one in node.gpu_problems] or shown.node.gpu_problems
+    yield from (one for one in problems if not one.remaining_seconds)
+
+
+def _defects(shown: Shown, *, is_up: bool) -> Iterator[Entry]:
+    """Yield the defects of GPUs that answer, or do not, which no alert and no finding says."""
+    findings = [one for run in shown.node.runs for one in run.findings]
+    places = [(f" of {node.name}", node.gpus, node.gpu_problems) for node in shown.nodes]
+    for where, gpus, problems in places or [("", shown.gpus, shown.node.gpu_problems)]:
+        for gpu in describe.other_defects(gpus, problems, findings):
+            if gpu.is_up == is_up:
                 yield (Text(printable(f"GPU {gpu.index}{where} {gpu.problem}."), style=STYLES["bad"]),)
 
 
 def _finding(one: FindingReport, watched_since: float | None) -> Entry:
-    text = Text(f"{one.severity.upper()} ", style=STYLES["bad" if one.severity == "critical" else "warn"])
-    text.append(f"{describe.age(one, watched_since)}: {printable(one.sentence)}", style="bold")
+    return _problem(one, describe.age(one, watched_since))
+
+
+def _gpu_problem(one: GpuProblem) -> Entry:
+    return _problem(one, describe.gpu_age(one))
+
+
+def _problem(one: FindingReport | GpuProblem, age: str) -> Entry:
+    text = Text(one.severity.upper(), style=STYLES["bad" if one.severity == "critical" else "warn"])
+    text.append(f"{' ' * bool(age)}{age}: {printable(one.sentence)}", style="bold")
     return text, Padding(Text(printable(one.advice)), (0, 0, 0, 2), expand=False)
 
 

@@ -61,8 +61,9 @@ td.bad,td.warn,.verdict b{font-weight:600}tr.bad td{background:var(--bad-row)}tr
 .chart{width:7.5rem;height:1.3rem;vertical-align:middle;border-bottom:1px solid var(--line)}
 .chart polyline{fill:none;stroke:var(--chart);stroke-width:1.5;vector-effect:non-scaling-stroke}
 .legend svg{width:.8em;height:.8em;margin:0 .3em 0 1em}
+@media(max-width:1200px){td.text{white-space:normal}}
 @media(max-width:640px){.wide{display:none}body{padding:0 .6rem}th,td{padding-right:.45rem}
-td.n,th.n{padding-right:.6rem}td.text{white-space:normal}}
+td.n,th.n{padding-right:.6rem}}
 """ + "".join(f".p-{phase}{{fill:{color}}}" for phase, color in PHASE_COLORS.items()) + f".p-own{{fill:{OWN_COLOR}}}\n"
 )
 ICON = "data:image/svg+xml," + quote(

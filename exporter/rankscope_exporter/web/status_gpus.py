@@ -21,7 +21,6 @@ COLUMNS = (
     Column("throttled"),
     Column("memory GiB", is_number=True, is_wide=True),
     Column("power W", is_number=True, is_wide=True),
-    Column("processes", is_number=True, is_wide=True),
     Column("last busy", is_wide=True),
     Column("allocated to", is_wide=True),
 )
@@ -48,7 +47,6 @@ def _gpu(one: GpuReport, alerts: Sequence[GpuProblem], busy: Sequence[Point]) ->
             _throttled(one),
             Cell(one.memory),
             Cell(_whole(one.power)),
-            Cell("" if one.processes is None else str(one.processes)),
             Cell(_last_busy(one)),
             Cell(one.holder),
         ),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from rankscope.record.phases import NAMES
-from rankscope.record.quantities import duration, number, percent
+from rankscope.record.quantities import duration, number
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.ranks import RankReport
 from rankscope_exporter.report.rates import Point
@@ -24,28 +24,25 @@ COLUMNS = (
     Column("clock", is_wide=True),
     Column("steps", is_number=True, is_wide=True),
     Column("last checkpoint", is_number=True, is_wide=True),
-    Column("pid", is_number=True, is_wide=True),
 )
 NODE = Column("node")
 """A column of runs that span nodes."""
+PID = Column("pid", is_number=True, is_wide=True)
+"""The last column, where the pids are known: an analyzer does not know them."""
 
 
 def run_section(run: RunReport, steps: Sequence[Point] = ()) -> str:
     """Return a run's heading, the chart of its steps per second, and the table of its ranks as HTML."""
     kind = "" if run.living else ' class="ended"'
-    has_nodes = len(run.nodes) > 1
-    columns = (COLUMNS[0], NODE, *COLUMNS[1:]) if has_nodes else COLUMNS
+    has_nodes, has_pids = len(run.nodes) > 1, any(rank.pid is not None for rank in run.ranks)
+    columns = (COLUMNS[0], *[NODE] * has_nodes, *COLUMNS[1:], *[PID] * has_pids)
     name = describe.name(run)
-    ranks = table(columns, [_rank(run, rank, has_node=has_nodes) for rank in run.ranks], f"Ranks of run {name}")
-    about = " · ".join(filter(None, (describe.owner(run), *describe.summary(run), _standstill(run))))
+    rows = [_rank(run, rank, has_node=has_nodes, has_pid=has_pids) for rank in run.ranks]
+    ranks = table(columns, rows, f"Ranks of run {name}")
+    unknown = "waits and lags are unknown" if run.living and describe.stands_still(run) else ""
+    about = " · ".join(filter(None, (describe.owner(run), *describe.summary(run), unknown)))
     head = f"<h2>{escape(name)} <small>{escape(about)}</small></h2>{_speed(steps) if run.living else ''}"
     return f'<section{kind} id="run-{escape(name)}-{escape(run.owner)}">{head}{ranks}</section>'
-
-
-def _standstill(run: RunReport) -> str:
-    """Return since when waits and lags could not be measured; empty if they are."""
-    stalled = min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0)
-    return f"no progress for {duration(stalled)}: waits and lags are unknown" if _stands_still(run) else ""
 
 
 def _speed(steps: Sequence[Point]) -> str:
@@ -65,7 +62,7 @@ def legend(node: NodeReport) -> str:
     return f'<p class="legend wide">{colors}</p>' if colors else ""
 
 
-def _rank(run: RunReport, rank: RankReport, *, has_node: bool) -> Row:
+def _rank(run: RunReport, rank: RankReport, *, has_node: bool, has_pid: bool) -> Row:
     saved = rank.checkpoint_seconds
     cells = (
         Cell(str(rank.rank)),
@@ -73,26 +70,16 @@ def _rank(run: RunReport, rank: RankReport, *, has_node: bool) -> Row:
         Cell(rank.gpu),
         Cell(describe.now(rank), describe.now_mark(run, rank)),
         Cell(html=charts.bar(rank.phases) if rank.is_alive else ""),
-        Cell("" if _stands_still(run) else describe.wait(rank)),
+        Cell("" if describe.stands_still(run) else describe.wait(rank)),
         _lag(run, rank),
         Cell(rank.clock or ""),
         Cell(describe.steps(rank)),
         Cell("" if saved is None else f"{duration(saved)} ago"),
-        Cell("" if rank.pid is None else str(rank.pid)),
+        *([Cell("" if rank.pid is None else str(rank.pid))] if has_pid else ()),
     )
     return Row(cells, describe.mark(run, rank))
 
 
 def _lag(run: RunReport, rank: RankReport) -> Cell:
-    """Return the lag: that of the finding which names the rank, or else that of the last seconds."""
-    found = next((one.ratio for one in run.findings if one.kind == "straggler" and rank.rank in one.ranks), None)
-    if not rank.is_alive or _stands_still(run):
-        return Cell("")
-    if found is not None:
-        return Cell(f"{percent(found)}, waits least", "bad")
-    return Cell(f"{describe.lag(rank)}{', waits least' * rank.waits_least}", "bad" * rank.waits_least)
-
-
-def _stands_still(run: RunReport) -> bool:
-    """Return whether no step is measured now: what is known of waits and lags is from before."""
-    return "hang" in {*(one.kind for one in run.findings), *(one.kind for one in run.pending)}
+    is_late = describe.is_late(run, rank)
+    return Cell(f"{describe.lag(run, rank)}{', late' * is_late}", "bad" * is_late)

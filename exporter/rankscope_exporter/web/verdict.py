@@ -43,7 +43,7 @@ def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Verdict:
     found = [one for run in node.runs for one in run.findings]
     alerts = [one for one in node.gpu_problems if not one.remaining_seconds]
     problems: list[Problem] = sorted([*found, *alerts], key=lambda one: one.severity)
-    others = [gpu for gpu in gpus if gpu.problem and not _is_named(gpu, node.gpu_problems)]
+    others = describe.other_defects(gpus, node.gpu_problems, found)
     unknown = describe.undiagnosed(node.runs)
     is_pending = _is_pending(node)
     html = f'<p class="said">No data about the ranks: {prose(error)}.</p>' if error else ""
@@ -61,15 +61,6 @@ def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Verdict:
     return Verdict(kind, short + " yet" * (is_pending and short == "No problem"), html + _notes(node))
 
 
-def _is_named(gpu: GpuReport, problems: Sequence[GpuProblem]) -> bool:
-    """Return whether an alert, or what may become one, says what the GPU's own problem says."""
-    own = [one for one in problems if one.uuid == gpu.uuid]
-    is_lost = any(one.kind == "gpu_lost" and not one.remaining_seconds for one in own)
-    is_past = gpu.problem == gpu.past_problem and any(one.kind == "gpu_recurring" for one in own)
-    is_held = gpu.state == "memory_held_by_dead" and any(one.kind == "gpu_memory_held" for one in own)
-    return is_lost or is_past or is_held
-
-
 def _is_pending(node: NodeReport) -> bool:
     is_growing = any(describe.is_growing(one) for run in node.runs for one in run.pending)
     return is_growing or any(0.0 < one.remaining_seconds <= SOON for one in node.gpu_problems)
@@ -77,9 +68,7 @@ def _is_pending(node: NodeReport) -> bool:
 
 def _problem(one: Problem) -> str:
     kind = "bad" if one.severity == "critical" else "warn"
-    age = f"{duration(one.age_seconds)} ago" if one.kind == "gpu_xid" else f"for {duration(one.age_seconds)}"
-    if one.kind == "gpu_recurring":  # over days, whenever this exporter has started
-        age = ""
+    age = describe.gpu_age(one) if isinstance(one, GpuProblem) else describe.age(one)
     evidence = f'<span class="evidence">{prose(one.evidence)}</span>' if isinstance(one, GpuProblem) else ""
     runbook = f'<a rel="noreferrer" href="{RUNBOOKS}/{ALERTS[one.kind]}.md">runbook</a>' if one.kind in ALERTS else ""
     return (

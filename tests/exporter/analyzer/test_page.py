@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from fastapi.testclient import TestClient
 from testing.analyzed_job import SLOW, AnalyzedJob
 
 from rankscope_exporter.analyzer.metrics import METRICS, AnalyzerCollector
-from rankscope_exporter.analyzer.page import create_analyzer_app
+from rankscope_exporter.analyzer.page import as_html, create_analyzer_app, report_of
 from rankscope_exporter.exposition.scrape import Scrape
+from rankscope_exporter.report.rates import INTERVAL
+from rankscope_exporter.web.charts import FEWEST_POINTS
 
 ANSWER = {"a": "", "b": ""}
 ONE_ANSWERS = {"a": "", "b": "connection refused"}
@@ -44,6 +47,16 @@ def test_a_finding_has_its_sentence_and_advice(job: AnalyzedJob) -> None:
     assert finding["sentence"] in page
     assert finding["advice"] in page
     assert "No problem found" not in page
+
+
+def test_a_run_has_a_chart_of_its_speed_and_no_pids(job: AnalyzedJob) -> None:
+    collector = AnalyzerCollector(job.analyzer, lambda: ANSWER)
+    for _ in range(2 * FEWEST_POINTS):
+        collector.show(job.train(int(INTERVAL) + 1).diagnosis)
+    page = as_html(report_of(job.analyzer, ANSWER), collector.rates)
+    assert re.search(r"Steps per second, last 10 min <svg .*?<polyline", page)
+    assert ">steps</th>" in page
+    assert ">pid</th>" not in page
 
 
 def test_a_node_that_does_not_answer_is_named(job: AnalyzedJob) -> None:

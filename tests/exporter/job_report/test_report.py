@@ -117,6 +117,11 @@ def test_a_finding_says_which_number_its_sentence_has(
     assert " ".join(shown.split()).endswith(said)
 
 
+def test_a_crash_has_a_time_and_no_duration() -> None:
+    crash = JobFinding(100.0, 101.0, "crash", "critical", 1.0, "Rank 2 of run r was killed")
+    assert re.search(r"\n  [\d-]+ [\d:]+, critical: Rank 2 of run r was killed", page(a_job(findings=[crash])))
+
+
 @pytest.mark.usefixtures("ended")
 def test_the_json_sums_to_one_and_fits_an_admin_comment(printed: Printed) -> None:
     text = printed(job_id="4711", is_json=True)

@@ -17,7 +17,7 @@ from rankscope.cli.explaining.fetching import Answer
 from rankscope.cli.explaining.prometheus import Prometheus
 from rankscope_exporter.analyzer.page import report_of
 from rankscope_exporter.report.as_json import as_json
-from rankscope_exporter.report.gpus import GpusReport
+from rankscope_exporter.report.gpus import GpuProblem, GpusReport
 from rankscope_exporter.report.remote import KNOWN_FOR
 from rankscope_exporter.top import servers
 from rankscope_exporter.top.command import show_remote
@@ -88,6 +88,15 @@ def test_a_run_on_several_nodes_is_shown_once_as_the_analyzer_diagnoses_it(world
     (run,) = merged(asked.nodes(), 1.0).runs
     assert [one.kind for one in run.findings] == ["straggler"]
     assert [rank.rank for rank in run.ranks] == [0, 1, 2, 3]
+
+
+def test_the_problems_of_gpus_that_an_exporter_knows_are_shown(job: AnalyzedJob, world: World) -> None:
+    lost = GpuProblem("gpu_lost", "", "critical", "0", "GPU-a", 0.0, 240.0, 0.0, "GPU 0 is lost", "", "Drain it.")
+    world.bodies[A] = as_json(replace(job.nodes[0].reporter().report(), gpu_problems=[lost])).encode()
+    asked = world.servers(A, B)
+    with asked.asking():
+        asked.wait(10)
+    assert [list(node.gpu_problems) for node in asked.nodes()] == [[lost], []]
 
 
 def test_without_an_analyzer_a_run_has_the_ranks_of_all_nodes_and_is_not_diagnosed(world: World) -> None:

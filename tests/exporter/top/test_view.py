@@ -15,10 +15,10 @@ from testing.simulated_job import even, lagging
 from rankscope.record.quantities import duration
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.colors import PHASE_COLORS
-from rankscope_exporter.report.gpus import report_gpus
+from rankscope_exporter.report.gpus import GpuProblem, report_gpus
 from rankscope_exporter.report.runs import NodeReport, report_of_look
 from rankscope_exporter.report.values import Values
-from rankscope_exporter.top.bars import LETTERS, OWN, bar
+from rankscope_exporter.top.bars import BLOCK, LETTERS, OWN, bar, legend
 from rankscope_exporter.top.trends import key_of
 from rankscope_exporter.top.view import Screen, Shown, View
 
@@ -41,8 +41,37 @@ def words(text: str) -> str:
 
 @pytest.mark.parametrize(("lag", "text"), [(-0.0, "0%"), (-0.2, "0%"), (0.26, "26%"), (None, "")])
 def test_a_rank_that_waits_longer_than_others_has_no_lag(run_dir: Path, lag: float | None, text: str) -> None:
-    rank = replace(JudgedJob(run_dir).train(12).ranks[0], lag_ratio=lag)
-    assert describe.lag(rank) == text
+    run = JudgedJob(run_dir).train(12)
+    assert describe.lag(run, replace(run.ranks[0], lag_ratio=lag)) == text
+
+
+def test_the_legend_has_a_line_break_only_between_two_names() -> None:
+    lines = legend([dict.fromkeys(LETTERS, 0.1)], 40, "<: late", has_color=True).plain.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert all(line.startswith((BLOCK, "<")) and not line.endswith(BLOCK) for line in lines)
+
+
+LOST = GpuProblem("gpu_lost", "", "critical", "0", "GPU-a", 0.0, 240.0, 0.0, "GPU 0 is lost on node-a", "", "Drain it.")
+
+
+def test_a_critical_problem_of_a_gpu_is_above_a_warning_and_said_once(run_dir: Path) -> None:
+    job = JudgedJob(run_dir).trained(10)
+    job.train(20, lagging("optimizer"))
+    lost = Values([family("gpu_up", (GPU, 0))])
+    text = words(shown(replace(report_of_look(job.look), gpu_problems=[LOST]), values=lost))
+    assert "CRITICAL for 4 min: GPU 0 is lost on node-a Drain it. WARNING for" in text
+    assert "does not answer" not in text
+    text = words(shown(report_of_look(job.look), values=lost))  # without an exporter, nothing alerts
+    assert "GPU 0 does not answer. WARNING for" in text
+
+
+def test_a_throttled_gpu_that_a_finding_names_is_said_once(run_dir: Path) -> None:
+    job = JudgedJob(run_dir).trained(10)
+    (finding,) = job.train(20, lagging("optimizer")).findings
+    (gpu,) = report_gpus(Values([family("gpu_up", (GPU, 1))]), None, 0.0)
+    gpu = replace(gpu, throttled={"hw_thermal_slowdown": 0.9})
+    assert describe.other_defects([gpu], [], [finding]) == [gpu]
+    assert describe.other_defects([gpu], [], [replace(finding, cause="throttled", uuid=gpu.uuid)]) == []
 
 
 def test_a_healthy_node_has_no_problem(run_dir: Path) -> None:

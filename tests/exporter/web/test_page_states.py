@@ -96,14 +96,34 @@ def test_the_row_of_a_straggler_has_the_number_of_its_finding(known: State) -> N
     ranks = [replace(rank, lag_ratio=rank.lag_ratio and 0.5 * rank.lag_ratio) for rank in run.ranks]
     known.reporter.complete = lambda node: replace(node, runs=[replace(run, ranks=ranks)])
     page = body(render(known))
-    assert f"{percent(run.findings[0].ratio)}, waits least" in page
+    assert f"{percent(run.findings[0].ratio)}, late" in page
     assert "lost: " not in page
+
+
+@pytest.mark.parametrize("known", ["straggler"], indirect=True)
+def test_each_row_of_several_late_ranks_has_its_own_number(known: State) -> None:
+    (run,) = known.reporter.report().runs
+    lags = {1: 0.31, 2: 0.22}
+    ranks = [replace(rank, lag_ratio=lags.get(rank.rank, 0.0)) for rank in run.ranks]
+    findings = [replace(run.findings[0], rank=None, ranks=(1, 2))]
+    known.reporter.complete = lambda node: replace(node, runs=[replace(run, ranks=ranks, findings=findings)])
+    page = body(render(known))
+    assert page.count(", late") == 2
+    assert "31%, late" in page
+    assert "22%, late" in page
+
+
+@pytest.mark.parametrize("known", ["crash"], indirect=True)
+def test_a_crash_was_some_time_ago(known: State) -> None:
+    assert re.search(r'class="age">\d+ s ago<', render(known))
 
 
 @pytest.mark.parametrize("known", ["hang"], indirect=True)
 def test_a_hang_shows_no_wait_and_no_lag_from_before_it(known: State) -> None:
     page = body(render(known))
-    assert "no progress for 5.2 min: waits and lags are unknown" in page
+    assert "no progress for 5.2 min" in page
+    assert page.count("no progress") == 1
+    assert "waits and lags are unknown" in page
     assert "11%" not in page
 
 

@@ -49,6 +49,7 @@ def not_judged(reason: str, node: str = "") -> str:
     return series("rankscope_analyzer_run_not_judged_info", 1, reason=reason, node=node, instance="analyzer:10418")
 
 
+CRASH = {"kind": "crash", "cause": "killed", "severity": "critical", "rank": "1", "gpu": "1"}
 MOMENTS = {
     "healthy": HEALTHY,
     "lagging": LAGGING,
@@ -58,6 +59,7 @@ MOMENTS = {
     "idle": HEALTHY + IDLE,
     "exporter down": HEALTHY + alert("RankscopeExporterDown", severity="warning"),
     "many findings": LAGGING + "".join(WAITS.replace('kind="data"', f'kind="data{n}"') for n in range(7)),
+    "crash": ranks() + losses() + finding("Rank 1 (vm, GPU 1) of run train was killed", 1.0, "@-90", **CRASH),
     "two judges": LAGGING + shown_by("analyzer:10418", LAGGING),
     "smaller than when it was found": ranks() + losses(straggler=0.17) + finding(THROTTLED, 0.22),
     "less idle than when it was found": ranks() + losses() + finding(UNUSED, 0.6, **LOW),
@@ -121,10 +123,16 @@ def test_a_hang_explains_the_other_findings_and_that_gpus_are_idle(explain_at: E
 
 def test_other_findings_and_alerts_about_its_gpus_have_a_line_each(explain_at: Explain) -> None:
     lines = explain_at.lines("two findings and alerts")
-    assert lines[-2:] == [
-        "Also WARNING for 60 s: Run train waits for data 8% of the time, on every rank: loader workers wait",
-        "CRITICAL alert RankscopeGpuXid: instance vm:10417, gpu 2, xid 79",
-    ]
+    assert lines[-1] == (
+        "Also WARNING for 60 s: Run train waits for data 8% of the time, on every rank: loader workers wait"
+    )
+    (alert,) = (i for i, line in enumerate(lines) if "alert" in line)
+    assert lines[alert] == "CRITICAL alert RankscopeGpuXid: instance vm:10417, gpu 2, xid 79"
+    assert lines[alert + 1].startswith("WARNING for 12 min: Rank 2")  # less than a critical alert
+
+
+def test_a_crash_does_not_last(explain_at: Explain) -> None:
+    assert "CRITICAL 90 s ago: Rank 1 (vm, GPU 1) of run train was killed" in explain_at.text("crash")
 
 
 @pytest.mark.parametrize(

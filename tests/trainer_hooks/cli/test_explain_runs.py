@@ -48,6 +48,7 @@ MOMENTS = {
     "healthy": HEALTHY,
     "sick": SICK,
     "five runs": HEALTHY + of_run("hung", HANGING) + of_run("slow", LAGGING + WAITS) + of_run("new", ranks()) + IDLE,
+    "a slow run and another": of_run("other", HEALTHY) + LAGGING,
     "two runs": HEALTHY + LAGGING.replace('run="train"', 'run="other \\"run\\"\x1b[2J"'),
     "without ranks": EXPORTER,
     "nothing": "",
@@ -72,6 +73,11 @@ def test_each_of_several_runs_has_a_line_and_the_worst_is_first(explain_at: Expl
         "new, 4 ranks: not diagnosed",
         "train, 4 ranks: no problem found, 88% of its GPU time in the last seconds is useful",
     ]
+
+
+def test_the_line_of_a_run_has_its_name_once_and_the_ratio(explain_at: Explain) -> None:
+    _, slow, _ = explain_at.lines("a slow run and another")
+    assert slow == "train, 4 ranks: WARNING for 12 min: Rank 2 (vm, GPU 2) slows down the run by 28%: its GPU is ..."
 
 
 def test_an_option_that_needs_one_run_says_how_to_choose_it(explain_at: Explain) -> None:

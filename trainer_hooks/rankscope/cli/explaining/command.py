@@ -98,7 +98,9 @@ def in_short(runs: Sequence[RunInShort], when: float, width: int) -> Iterator[st
 
 def _worst(one: RunInShort, when: float) -> str:
     """Return what is wrong with a run, or that nothing is, in one sentence."""
-    problems = [*(_in_short(finding, when) for finding in one.findings), *map(_alert, one.alerts)]
+    # The line begins with the run's name, and may have no space for a second one.
+    findings = (_in_short(finding, when).replace(f" run {one.run.name} ", " the run ") for finding in one.findings)
+    problems = [*findings, *map(_alert, one.alerts)]
     if problems:
         return problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
     if not one.is_judged:
@@ -132,12 +134,16 @@ def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
     useful = f", {percent(found.lost['none'])} of {RECENTLY} is useful compute" if "none" in found.lost else ""
     yield f"{found.run}: {_size(found)}{useful}, {moment}"
     yield from _table(found)
+    is_worse = bool(found.findings) and not found.findings[0].is_critical
+    worse = [labels for labels in found.alerts if is_worse and labels.get("severity") == "critical"]
+    yield from (textwrap.shorten(_alert(labels), width, placeholder=" ...") for labels in worse[:OTHERS_SHOWN])
     for finding in found.findings[:1]:
         yield from _wrapped(_in_short(finding, when), width)
         evidence = finding.texts.get("evidence")
         yield from _wrapped(f"  When it was found: {evidence}" if evidence else "", width)
         yield from _wrapped(f"  {finding.texts['advice']}" if finding.texts.get("advice") else "", width)
-    others = [*(f"Also {_in_short(one, when)}" for one in found.findings[1:]), *map(_alert, found.alerts)]
+    left = [labels for labels in found.alerts if labels not in worse[:OTHERS_SHOWN]]
+    others = [*(f"Also {_in_short(one, when)}" for one in found.findings[1:]), *map(_alert, left)]
     yield from (textwrap.shorten(line, width, placeholder=" ...") for line in others[:OTHERS_SHOWN])
     if len(others) > OTHERS_SHOWN:
         yield f"And {len(others) - OTHERS_SHOWN} more: see --json."
@@ -170,9 +176,9 @@ def _row(name: str, share: float, hours: float | None) -> str:
 def _in_short(finding: Finding, when: float) -> str:
     """Return a finding with its severity and age in one sentence."""
     words = finding.texts.get("summary") or _listed(finding.labels)
-    return (
-        f"{finding.labels['severity'].upper()} for {duration(max(when - finding.since, 0.0))}: {words}{_now(finding)}"
-    )
+    age = duration(max(when - finding.since, 0.0))
+    lasting = f"{age} ago" if finding.labels["kind"] == "crash" else f"for {age}"
+    return f"{finding.labels['severity'].upper()} {lasting}: {words}{_now(finding)}"
 
 
 def _now(finding: Finding) -> str:
