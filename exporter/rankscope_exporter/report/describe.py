@@ -198,10 +198,11 @@ def now(rank: RankReport) -> str:
 
 
 def now_mark(run: RunReport, rank: RankReport) -> Mark:
-    """Return `bad` for a rank that hangs or has failed."""
+    """Return `bad` for a rank that is stuck or has failed, not for those that wait for it."""
     if not rank.is_alive:
         return "bad" if rank.ended in FAILED else ""
-    return "bad" if any(one.kind == "hang" for one in run.findings) else ""
+    hangs = [one for one in run.findings if one.kind == "hang"]
+    return "bad" if any(rank.rank in one.ranks or not one.ranks or one.cause == INSIDE for one in hangs) else ""
 
 
 def wait(rank: RankReport) -> str:

@@ -24,21 +24,18 @@ COLUMNS = (
     Column("clock", is_wide=True),
     Column("steps", is_number=True, is_wide=True),
     Column("last checkpoint", is_number=True, is_wide=True),
+    Column("pid", is_number=True, is_wide=True),
 )
 NODE = Column("node")
 """A column of runs that span nodes."""
-PID = Column("pid", is_number=True, is_wide=True)
-"""The last column, where the pids are known: an analyzer does not know them."""
 
 
 def run_section(run: RunReport, steps: Sequence[Point] = ()) -> str:
     """Return a run's heading, the chart of its steps per second, and the table of its ranks as HTML."""
     kind = "" if run.living else ' class="ended"'
-    has_nodes, has_pids = len(run.nodes) > 1, any(rank.pid is not None for rank in run.ranks)
-    columns = (COLUMNS[0], *[NODE] * has_nodes, *COLUMNS[1:], *[PID] * has_pids)
-    name = describe.name(run)
-    rows = [_rank(run, rank, has_node=has_nodes, has_pid=has_pids) for rank in run.ranks]
-    ranks = table(columns, rows, f"Ranks of run {name}")
+    has_nodes, name = len(run.nodes) > 1, describe.name(run)
+    columns = (COLUMNS[0], NODE, *COLUMNS[1:]) if has_nodes else COLUMNS
+    ranks = table(columns, [_rank(run, rank, has_node=has_nodes) for rank in run.ranks], f"Ranks of run {name}")
     unknown = "waits and lags are unknown" if run.living and describe.stands_still(run) else ""
     about = " · ".join(filter(None, (describe.owner(run), *describe.summary(run), unknown)))
     head = f"<h2>{escape(name)} <small>{escape(about)}</small></h2>{_speed(steps) if run.living else ''}"
@@ -62,7 +59,7 @@ def legend(node: NodeReport) -> str:
     return f'<p class="legend wide">{colors}</p>' if colors else ""
 
 
-def _rank(run: RunReport, rank: RankReport, *, has_node: bool, has_pid: bool) -> Row:
+def _rank(run: RunReport, rank: RankReport, *, has_node: bool) -> Row:
     saved = rank.checkpoint_seconds
     cells = (
         Cell(str(rank.rank)),
@@ -75,7 +72,7 @@ def _rank(run: RunReport, rank: RankReport, *, has_node: bool, has_pid: bool) ->
         Cell(rank.clock or ""),
         Cell(describe.steps(rank)),
         Cell("" if saved is None else f"{duration(saved)} ago"),
-        *([Cell("" if rank.pid is None else str(rank.pid))] if has_pid else ()),
+        Cell("" if rank.pid is None else str(rank.pid)),
     )
     return Row(cells, describe.mark(run, rank))
 

@@ -45,11 +45,16 @@ def prose(text: str) -> str:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row], name: str, empty: str = "") -> str:
-    """Return the table as HTML, or the text `empty` if it has no rows. A screen reader reads its name."""
+    """Return the table as HTML, or the text `empty` if it has no rows. A screen reader reads its name.
+
+    A column without any text is left out: what it shows is not known, or there is none.
+    """
     if not rows:
         return f'<p class="dim">{escape(empty)}</p>' if empty else ""
-    head = "".join(f'<th scope="col"{_class(column.classes)}>{escape(column.name)}</th>' for column in columns)
-    body = "".join(f"<tr{_class([row.kind])}>{''.join(map(_cell, columns, row.cells))}</tr>" for row in rows)
+    shown = [i for i in range(len(columns)) if any(row.cells[i].text or row.cells[i].html for row in rows)]
+    head = "".join(f'<th scope="col"{_class(columns[i].classes)}>{escape(columns[i].name)}</th>' for i in shown)
+    lines = ((row.kind, "".join(_cell(columns[i], row.cells[i]) for i in shown)) for row in rows)
+    body = "".join(f"<tr{_class([kind])}>{cells}</tr>" for kind, cells in lines)
     scroll = f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}">'
     return f"{scroll}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 

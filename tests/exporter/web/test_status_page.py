@@ -74,14 +74,22 @@ def test_a_pending_finding_is_shown_below_no_problem_found_yet(run_dir: Path) ->
     assert row(page, 2).startswith('<tr class="warn">')
 
 
-def test_the_ranks_of_a_hanging_run_are_red(run_dir: Path) -> None:
+def test_the_stuck_rank_of_a_hanging_run_is_red_and_those_that_wait_are_not(run_dir: Path) -> None:
     job = JudgedJob(run_dir).trained(60)
     job.wait(310, HUNG)
     page = render_status([], job.reporter())
     assert "Run r hangs: Rank 2" in top(page)
-    for rank in range(4):
-        assert 'class="text bad">' in row(page, rank)
+    assert ['class="text bad">' in row(page, rank) for rank in range(4)] == [False, False, True, False]
     assert "data_wait for 5.2 min" in row(page, 2)
+
+
+def test_a_column_without_any_text_is_left_out(run_dir: Path) -> None:
+    job = JudgedJob(run_dir).trained(12)
+    assert ">waits</th>" in render_status([], job.reporter())
+    job.poll(job.now + 1, ended=range(4))
+    page = render_status([], job.reporter())
+    assert ">waits</th>" not in page
+    assert ">steps</th>" in page
 
 
 def test_an_ended_rank_is_shown_with_reason_and_time(run_dir: Path) -> None:
