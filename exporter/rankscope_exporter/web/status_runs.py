@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from rankscope.record.phases import NAMES
-from rankscope.record.quantities import duration, number
+from rankscope.record.quantities import count, duration, number
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.ranks import RankReport
 from rankscope_exporter.report.rates import Point
@@ -26,6 +26,8 @@ COLUMNS = (
     Column("last checkpoint", is_number=True, is_wide=True),
     Column("pid", is_number=True, is_wide=True),
 )
+SHOWN = 64
+"""The most ranks of a run in its table."""
 NODE = Column("node")
 """A column of runs that span nodes."""
 
@@ -35,11 +37,22 @@ def run_section(run: RunReport, steps: Sequence[Point] = ()) -> str:
     kind = "" if run.living else ' class="ended"'
     has_nodes, name = len(run.nodes) > 1, describe.name(run)
     columns = (COLUMNS[0], NODE, *COLUMNS[1:]) if has_nodes else COLUMNS
-    ranks = table(columns, [_rank(run, rank, has_node=has_nodes) for rank in run.ranks], f"Ranks of run {name}")
+    shown = _shown(run)
+    ranks = table(columns, [_rank(run, rank, has_node=has_nodes) for rank in shown], f"Ranks of run {name}")
+    if hidden := len(run.ranks) - len(shown):
+        ranks += f'<p class="dim">{count(hidden, "more rank")}: see /api/v1/runs.</p>'
     unknown = "waits and lags are unknown" if run.living and describe.stands_still(run) else ""
     about = " · ".join(filter(None, (describe.owner(run), *describe.summary(run), unknown)))
     head = f"<h2>{escape(name)} <small>{escape(about)}</small></h2>{_speed(steps) if run.living else ''}"
     return f'<section{kind} id="run-{escape(name)}-{escape(run.owner)}">{head}{ranks}</section>'
+
+
+def _shown(run: RunReport) -> Sequence[RankReport]:
+    """Return the ranks that the table shows: all, or those that are late, stuck or failed and the first ones."""
+    worst = sorted(
+        run.ranks, key=lambda rank: (not describe.mark(run, rank), not describe.now_mark(run, rank), rank.rank)
+    )
+    return sorted(worst[:SHOWN], key=lambda rank: rank.rank)
 
 
 def _speed(steps: Sequence[Point]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.ranks import SKIP_REASONS, SKIPPED
 from rankscope_exporter.report.runs import Reporter
 from rankscope_exporter.web.status_page import render_status
+from rankscope_exporter.web.status_runs import SHOWN, run_section
 
 GPU = {"gpu": "0", "uuid": "GPU-a"}
 LABELS = {"source": "slurm", "slurm_job_id": "4242", "slurm_job_name": "", "run": "digits", "rank": "10", "user": "eve"}
@@ -81,6 +83,17 @@ def test_the_stuck_rank_of_a_hanging_run_is_red_and_those_that_wait_are_not(run_
     assert "Run r hangs: Rank 2" in top(page)
     assert ['class="text bad">' in row(page, rank) for rank in range(4)] == [False, False, True, False]
     assert "data_wait for 5.2 min" in row(page, 2)
+
+
+def test_of_a_large_run_the_marked_ranks_and_the_first_ones_are_shown(run_dir: Path) -> None:
+    run = JudgedJob(run_dir).trained(10).train(20, lagging("optimizer"))
+    late = SHOWN + 4
+    ranks = [replace(run.ranks[0], rank=rank) for rank in range(SHOWN + 6)]
+    page = run_section(replace(run, ranks=ranks, findings=[replace(run.findings[0], rank=late, ranks=(late,))]))
+    assert "%, late" in row(page, late)
+    assert row(page, SHOWN - 2)
+    assert f'<td class="text">{SHOWN - 1}</td>' not in page
+    assert "6 more ranks: see /api/v1/runs." in page
 
 
 def test_a_column_without_any_text_is_left_out(run_dir: Path) -> None:
