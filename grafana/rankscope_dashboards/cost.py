@@ -79,7 +79,7 @@ def tile(title: str, description: str, unit: str, expr: str, empty: str = "-") -
 TILES = (
     tile("GPU-hours", "GPU-hours of all runs in the time range.", "none", f"sum({ALL})"),
     tile("Cost", "Their cost, at the price of a GPU-hour that is set above.", "none", priced(f"sum({ALL})"), NO_PRICE),
-    tile("GPU-hours lost", "GPU-hours that diagnosed runs have not spent on computing.", "none", f"sum({LOST})"),
+    tile("Hours lost", "GPU-hours that diagnosed runs have not spent on computing.", "none", f"sum({LOST})"),
     tile(
         "Cost of lost",
         "Their cost, at the price of a GPU-hour that is set above.",

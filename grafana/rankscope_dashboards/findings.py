@@ -25,6 +25,8 @@ from rankscope_exporter.report.colors import BAD, CAUTION
 
 FINDING = "run, owner, kind, severity, rank, gpu, uuid, summary, advice"
 SEVERITIES = {"critical": ("critical", BAD), "warning": ("warning", CAUTION)}
+WORDS_WIDTH = 260
+"""Pixels of the sentences: the first steps are longer."""
 OF_FINDINGS = "|".join(dict.fromkeys(RUNBOOK_OF_KIND[kind] for kind in (*WORDS, RANK_ZERO)))
 """The names of the alerts about findings. The table has the findings instead."""
 
@@ -52,7 +54,7 @@ FIRST_STEPS = {
     "RankscopeGpuLost": "Drain the node, and look for Xid in `dmesg`.",
     "RankscopeGpuMemoryHeldIdle": "Run `nvidia-smi` on the node, and end the process if its job is over.",
     "RankscopeGpuUnused": "Ask its owner, or cancel the allocation.",
-    "RankscopeGpuXid": "Look up the code in the runbook; for most faults of hardware, drain the node.",
+    "RankscopeGpuXid": "Look up the code in the runbook.",
     "RankscopeGpuFaultRecurring": "Run `rankscope history` on the node, drain it, and run NVIDIA's diagnostics.",
     "RankscopeManyAlerts": "Look at the owner's runs on *Fleet*.",
     "RankscopeRanksHidden": "Look at the skipped files on *Node*.",
@@ -157,25 +159,25 @@ def findings_table(info: str, alerts: str, *, has_runs: bool = False) -> Panel:
     all_ranks = f'label_replace({findings} or {others}, "panels", "All", "", "")'
     rows = f'label_replace({all_ranks}, "panels", "$1", "rank", "([0-9]+)")'
     run, owner = (cell("Run"), cell("Owner")) if has_runs else (THIS_RUN["run"], THIS_RUN["owner"])
-    runs = [Column("run", "Run", link=run_link(run, owner)), Column("owner", "Owner", hidden=True)]
+    runs = [Column("run", "Run", link=run_link(run, owner), width=112), Column("owner", "Owner", hidden=True)]
     return table_of(
         "Findings and alerts",
         "What is wrong now: the findings of the diagnosis in the words of their notifications, and the alerts about "
-        "GPUs and exporters. A rank leads to its panels, a GPU to its node, and a runbook says what to do.",
+        "GPUs and exporters. A rank leads to its panels, a GPU to its node, and the first step to its runbook.",
         [Query(rows)],
         [
-            Column("severity", "Severity", names=SEVERITIES, width=95),
-            Column("A", "Age", "s", width=85, decimals=1),
-            Column("summary", "What is wrong", wrap=True),
+            Column("severity", "Severity", names=SEVERITIES, width=82),
+            Column("A", "Age", "s", width=80, decimals=1),
+            Column("summary", "What is wrong", wrap=True, width=WORDS_WIDTH),
             *(runs if has_runs else ()),
-            Column("rank", "Rank", link=rank_link(cell("Panels"), run, owner), width=75),
+            Column("rank", "Rank", link=rank_link(cell("Panels"), run, owner), width=62),
             Column("panels", "Panels", hidden=True),
-            Column("gpu", "GPU", link=node_link(cell("Exporter")), width=70),
+            Column("gpu", "GPU", link=node_link(cell("Exporter")), width=48),
             Column("instance", "Exporter", hidden=True),
-            Column("advice", "First step", wrap=True),
-            Column("runbook", "Runbook", texts=RUNBOOK_OF_KIND, link=runbook_link(), width=215),
+            Column("advice", "First step and runbook", wrap=True, link=runbook_link("Runbook")),
+            Column("runbook", "Runbook", texts=RUNBOOK_OF_KIND, hidden=True),
         ],
-        height=6,
+        height=7,
         empty="no open finding, no firing alert",
         sort="-severity",
     )

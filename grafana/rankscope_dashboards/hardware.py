@@ -71,7 +71,7 @@ ERRORS = value(
     "driver was loaded. NVIDIA's XID catalog explains the codes.",
     "none",
     Query(f"{WITH_LAST_XID} or on () {XIDS}", "XIDs{{last}}"),
-    Query(f"{WITH_ECC_GPU} or on () max({ECC})", "uncorrected ECC{{place}}"),
+    Query(f"{WITH_ECC_GPU} or on () max({ECC})", "ECC{{place}}"),
     steps=((0, NORMAL), (1, CAUTION)),
     text=BigValueTextMode.VALUE_AND_NAME,
     title_size=TITLE_SIZE - 1,

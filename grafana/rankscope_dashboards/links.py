@@ -44,9 +44,9 @@ def node_link(instance: str) -> Link:
     return dashboard_link("Open the node", NODE_UID, instance=instance)
 
 
-def runbook_link() -> Link:
-    """Return a link to the runbook that the cell names."""
-    return {"title": "Open the runbook", "url": f"{RUNBOOKS}${{__value.text}}.md", "targetBlank": True}
+def runbook_link(column: str) -> Link:
+    """Return a link to the runbook that the row's cell in the column of this title names."""
+    return {"title": "Open the runbook", "url": f"{RUNBOOKS}${{__data.fields.{column}.text}}.md", "targetBlank": True}
 
 
 def _alerts_by_kind() -> dict[str, str]:

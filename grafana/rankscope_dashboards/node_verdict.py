@@ -10,10 +10,15 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.report.colors import BAD, CAUTION, NEUTRAL
 
 GPUS_HERE = f"rankscope_gpu_info{{{HERE}}}"
-# A hang is found at one rank, but the ranks of all nodes stand still.
-RUNS_HERE = f"(rankscope_rank_info{{{HERE}}} and on (run, owner, rank) rankscope_rank_up{{{HERE}}} == 1)"
-HANGS_HERE = f'rankscope_finding_info{{kind="hang"}} and on (run, owner) {RUNS_HERE}'
-FOUND_HERE = f'(rankscope_finding_info{{uuid!=""}} and on (uuid) {GPUS_HERE} or {HANGS_HERE})'
+RANKS_HERE = f"rankscope_rank_info{{{HERE}}}"
+RUNS_HERE = f"({RANKS_HERE} and on (run, owner, rank) rankscope_rank_up{{{HERE}}} == 1)"
+# About a GPU or ranks of this node, or about a run. In a hang of one rank, those of all nodes stand still.
+FOUND_HERE = (
+    f'(rankscope_finding_info{{uuid!=""}} and on (uuid) {GPUS_HERE}'
+    f' or rankscope_finding_info{{node!=""}} and on (run, owner, node) {RANKS_HERE}'
+    f' or rankscope_finding_info{{node=""}} and on (run, owner) {RUNS_HERE}'
+    f' or rankscope_finding_info{{kind="hang"}} and on (run, owner) {RUNS_HERE})'
+)
 # Some alerts about a GPU have the GPU's label, but not the exporter's.
 FIRING = (
     f'ALERTS{{alertstate="firing",alertname=~"Rankscope.+",{HERE}}}'
@@ -43,6 +48,7 @@ RANKS_UP = (
 UP = f"max(up{{{HERE}}} and on (job, instance) {EXPORTERS}) == 1"
 ANSWERS = f"{GPUS_UP} * on () group_left (ranks) {RANKS_UP} and on () ({UP})"
 
+ANY_RUN = 'run!=""'
 SENTENCES = (
     said(DOWN, "EXPORTER DOWN: Prometheus cannot scrape it, and nothing about this node is known"),
     said(NO_DRIVER, "DRIVER DOWN: the NVIDIA driver does not answer"),
@@ -51,11 +57,10 @@ SENTENCES = (
         *("GPU LOST: GPU ", "{gpu}", " does not answer; lost: ", "{lost}", " of ", "{all}"),
     ),
     said(LOST, "GPU LOST: ", "{lost}", " of ", "{all}", " GPUs do not answer"),
-    worst_finding("critical", 'uuid!=""', f" and on (uuid) {GPUS_HERE}"),
+    worst_finding("critical", ANY_RUN, f" and {FOUND_HERE}"),
     said(in_words(XID_AGE, "gpu, xid"), "XID ", "{xid}", " on GPU ", "{gpu}", ", ", "{for}", " ago"),
     said(MOST_THROTTLED, "THROTTLED: GPU ", "{gpu}", ", ", "{percent}", "% of the time, by ", "{reason}"),
-    worst_finding("critical", 'kind="hang"', f" and on (run, owner) {RUNS_HERE}"),
-    worst_finding("warning", 'uuid!=""', f" and on (uuid) {GPUS_HERE}"),
+    worst_finding("warning", ANY_RUN, f" and {FOUND_HERE}"),
     said(f"topk(1, {OTHER_ALERTS})", "ALERT: ", "{alertname}"),
     said(RELEASED, "RELEASED: the exporter has released the GPUs on request, and shows nothing about them"),
     said(ANSWERS, "NO PROBLEM FOUND: ", "{gpus}", " GPUs answer, ", "{ranks}", " ranks are alive"),

@@ -58,7 +58,7 @@ TILES = (
         Query(total(rate("rankscope_rank_tokens_total"))),
     ),
     value(
-        "GPU-hours lost",
+        "Hours lost",
         "GPU-hours that the run has not spent on computing since it began, whatever the cause. *Cost* divides them.",
         "none",
         Query(lost_hours(RUN_ONLY)),

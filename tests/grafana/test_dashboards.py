@@ -358,8 +358,8 @@ def test_a_link_uses_variables_that_exist(model: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["run", "node"])
 def test_findings_and_alerts_lead_to_a_runbook(name: str) -> None:
     panel = next(panel for board, panel in PANELS if (board, panel["title"]) == (name, "Findings and alerts"))
-    (link,) = next(one["value"] for one in properties(panel, "Runbook") if one["id"] == "links")
-    assert link["url"] == f"{RUNBOOKS}${{__value.text}}.md"
+    (link,) = next(one["value"] for one in properties(panel, "First step and runbook") if one["id"] == "links")
+    assert link["url"] == f"{RUNBOOKS}${{__data.fields.Runbook.text}}.md"
     mapped = next(one["value"] for one in properties(panel, "Runbook") if one["id"] == "mappings")
     shown = {kind: of["text"] for kind, of in mapped[0]["options"].items()}
     assert {*WORDS, RANK_ZERO} <= shown.keys()

@@ -381,7 +381,7 @@ def restarted(*, is_saved: bool) -> Series:
 
 @pytest.mark.parametrize("fleet", [HEALTHY, restarted(is_saved=True), restarted(is_saved=False)])
 def test_a_restart_does_not_distort_the_cost(fleet: Series, tmp_path: Path) -> None:
-    for tile, value in {"GPU-hours": 2.0, "GPU-hours lost": 0.5, "Lost": 0.25}.items():
+    for tile, value in {"GPU-hours": 2.0, "Hours lost": 0.5, "Lost": 0.25}.items():
         expr = f"abs({expression('cost', tile)} / {value} - 1) < bool 0.1"
         assert error(fleet, expr, {"{}": 1.0}, tmp_path) == "", tile
 

@@ -57,6 +57,9 @@ def test_a_link_reads_columns_of_its_table() -> None:
         assert {column, *read} <= columns(panel), (title, panel["title"])
 
 
+RUNBOOK = "${__data.fields.Runbook.text}.md"
+
+
 def test_each_dashboard_leads_to_runs_nodes_and_runbooks() -> None:
     targets = {(title, urlsplit(url).path.split("/")[-1]) for title, _, _, url in LINKS}
     assert targets == {
@@ -64,7 +67,7 @@ def test_each_dashboard_leads_to_runs_nodes_and_runbooks() -> None:
         ("Fleet", "rankscope-node"),
         ("Fleet", "${__data.fields.Page.text}.md"),
         ("Cost", "rankscope-run"),
-        *((title, to) for title in ("Run", "Node") for to in ("rankscope-run", "rankscope-node", "${__value.text}.md")),
+        *((title, to) for title in ("Run", "Node") for to in ("rankscope-run", "rankscope-node", RUNBOOK)),
     }
 
 

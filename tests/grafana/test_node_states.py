@@ -70,7 +70,10 @@ DOWN = [
     series("up", f"1x20 0x{SCRAPES}", instance=NODE, job="exporters"),
     series("rankscope_exporter_build_info", "1x20 stale", instance=NODE, job="exporters"),
 ]
-RANKS = [always(f"rankscope_rank_{name}", 1, run="r", rank="0") for name in ("info", "up")]
+RANKS = [
+    always("rankscope_rank_info", 1, run="r", rank="0", node="node"),
+    always("rankscope_rank_up", 1, run="r", rank="0"),
+]
 XID = always("rankscope_gpu_xid_last_timestamp_seconds", NOW - 120, gpu="0", xid="48")
 NODES = {
     "healthy": (exporter(), "NO PROBLEM FOUND: 2 GPUs answer, 0 ranks are alive"),
@@ -89,8 +92,24 @@ NODES = {
         [*exporter(), *finding("critical", "It is late", uuid="GPU-elsewhere")],
         "NO PROBLEM FOUND: 2 GPUs answer, 0 ranks are alive",
     ),
+    "several ranks here": (
+        [*exporter(), *finding("warning", "Set of ranks 0,4 is late", uuid="", node="node", rank="0,4"), *RANKS],
+        "WARNING for 3 min: Set of ranks 0,4 is late",
+    ),
+    "a run here": (
+        [*exporter(), *finding("warning", "Run r waits for data", uuid="", kind="data"), *RANKS],
+        "WARNING for 3 min: Run r waits for data",
+    ),
+    "ranks elsewhere": (
+        [*exporter(), *finding("warning", "Set of ranks 8,9 is late", uuid="", node="other", rank="8,9"), *RANKS],
+        "NO PROBLEM FOUND: 2 GPUs answer, 1 ranks are alive",
+    ),
     "hang elsewhere": (
-        [*exporter(), *finding("critical", "Run r hangs: Rank 9 is stuck", uuid="GPU-elsewhere", kind="hang"), *RANKS],
+        [
+            *exporter(),
+            *finding("critical", "Run r hangs: Rank 9 is stuck", uuid="GPU-9", node="other", kind="hang"),
+            *RANKS,
+        ],
         "HUNG for 3 min: Rank 9 is stuck",
     ),
     "alert": ([*exporter(), *alert("RankscopeGpuUnused", uuid="GPU-1")], "ALERT: RankscopeGpuUnused"),
@@ -119,8 +138,8 @@ def test_the_verdict_says_what_is_wrong(name: str, tmp_path: Path) -> None:
 
 
 def test_a_hang_that_was_found_on_another_node_has_a_line_on_each_of_its_nodes(tmp_path: Path) -> None:
-    hang = finding("critical", "It hangs", uuid="GPU-elsewhere", kind="hang", rank="9", gpu="1")
-    late = finding("warning", "It is late", uuid="GPU-elsewhere")
+    hang = finding("critical", "It hangs", uuid="GPU-elsewhere", node="other", kind="hang", rank="9", gpu="1")
+    late = finding("warning", "It is late", uuid="GPU-elsewhere", node="other")
     labels = {"run": "r", "kind": "hang", "severity": "critical", "rank": "9", "gpu": "1", "uuid": "GPU-elsewhere"}
     labels |= {"summary": "It hangs", "at": "hang/9", "runbook": "hang", "panels": "9"}
     line = "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
