@@ -20,7 +20,7 @@ from rankscope_exporter.web.status_page import render_status
 from testing.clock import Clock
 from testing.families import family
 from testing.judged_job import HUNG, JudgedJob
-from testing.simulated_job import even, lagging
+from testing.simulated_job import Plan, even, lagging
 
 GPUS, NODE, GIB, NOW = 4, "node-a", 2**30, 1_800_000_000.0
 WATCHED = 900.0
@@ -148,11 +148,11 @@ def job(directory: Path, run: str = "r") -> JudgedJob:
     return JudgedJob(directory, gpus=busy, run=run)
 
 
-def reporter(job: JudgedJob, seconds: int = 30) -> Reporter:
-    """Return the reporter of a job that trains so long, with the rates of that time."""
+def reporter(job: JudgedJob, seconds: int = 30, plan: Plan = even) -> Reporter:
+    """Return the reporter of a job that trains so long by this plan, with the rates of that time."""
     found = job.reporter()
     for _ in range(0, seconds, int(INTERVAL)):
-        job.train(int(INTERVAL))
+        job.train(int(INTERVAL), plan)
         found.rates.record(job.look)
     return found
 
@@ -162,9 +162,7 @@ def healthy(directory: Path) -> Reporter:
 
 
 def straggler(directory: Path) -> Reporter:
-    found = job(directory).trained(10)
-    found.train(30, lagging("optimizer"))
-    return found.reporter()
+    return reporter(job(directory).trained(10), 40, lagging("optimizer"))
 
 
 def hang(directory: Path) -> Reporter:

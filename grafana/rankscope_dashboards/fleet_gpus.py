@@ -157,7 +157,7 @@ def on_node(vector: str) -> str:
 LOST_GPUS = " or on (instance) ".join(
     (
         fault(f"max by ({GPU}) (rankscope_gpu_up == 0)", "lost: it does not answer"),
-        fault(LOST, "lost: the driver does not list it"),
+        fault(LOST, "lost: the driver does not reach it"),
     )
 )
 DAMAGED = " or ".join(

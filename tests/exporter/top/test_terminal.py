@@ -70,7 +70,7 @@ def crash(run_dir: Path) -> State:
     for _ in range(5):
         job.poll(job.now + 5, ended=[1])
     return State(
-        [job.report()], ["CRITICAL for", "Rank 1 (node-a) of run r was killed", "3 of 4 ranks"], ["No problem"]
+        [job.report()], [" s ago: Rank 1 (node-a) of run r was killed", "3 of 4 ranks"], ["No problem", "CRITICAL for"]
     )
 
 
