@@ -1,4 +1,4 @@
-"""The record of a rank that ends by an exception about memory: which memory, in which phase, what request."""
+"""The record of a rank that ends by an exception about memory, or a lost peer: which memory, in which phase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from testing.records import rank_snapshot, record_in
 from tests.trainer_hooks.scripts import TRAIN, job
 
-from rankscope.exhaustion import DEVICE, HOST, SHARED, WORKER, exhausted
+from rankscope.exhaustion import DEVICE, HOST, SHARED, WORKER, exhausted, has_lost_peer
 from rankscope.record import layout
 
 GIB = 2.0**30
@@ -127,6 +127,48 @@ def test_the_reason_of_an_exception_counts_and_a_chain_may_be_a_circle() -> None
     first.__cause__ = KeyError()
     first.__cause__.__context__ = first
     assert exhausted(first) is None
+
+
+CLOSED = "[/w/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:29056. This is"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(CLOSED),
+        RuntimeError(CLOSED.replace("Connection closed by peer [", "Read error [") + ": Connection reset by peer"),
+        RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:583] writev [10.0.0.7]:2331: Broken pipe"),
+        torch.distributed.DistBackendError("NCCL error in: NCCLUtils.cpp:77, remote process exited"),
+        torch.distributed.DistBackendError("ncclRemoteError: A call failed possibly due to a network error"),
+        torch.distributed.DistNetworkError("Connection was likely closed. Did the remote server shutdown or crash?"),
+        torch.distributed.DistNetworkError("sendBytes failed on SocketImpl(fd=3, addr=[a]:1): Broken pipe"),
+    ],
+)  # fmt: skip
+def test_a_lost_connection_to_a_rank_is_known_by_the_exception_or_its_reason(error: BaseException) -> None:
+    assert has_lost_peer(error)
+    outer = SystemExit(1)
+    outer.__context__ = error
+    assert has_lost_peer(outer)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        RuntimeError("the download failed: Connection closed by peer"),
+        RuntimeError("[/w/third_party/gloo/gloo/transport/tcp/buffer.cc:81] Timed out waiting 1800000ms for recv"),
+        KeyError(CLOSED),
+        None,
+    ],
+)
+def test_other_exceptions_are_about_no_lost_rank(error: BaseException | None) -> None:
+    assert not has_lost_peer(error)
+
+
+@pytest.mark.parametrize(("error", "lost"), [(f"RuntimeError({CLOSED!r})", 1.0), ("KeyError('lost')", 0.0)])
+def test_the_record_has_that_the_rank_lost_its_peer(run_dir: Path, error: str, lost: float) -> None:
+    ended(run_dir, f"raise {error}")
+    assert record_in(run_dir)["lost_peer"] == lost
 
 
 def ended(run_dir: Path, code: str, rank: str = TRAIN) -> tuple[str, str, float, float]:

@@ -1,4 +1,4 @@
-"""Noting what the exception that ends a rank says about memory: which one was exhausted, in which phase.
+"""Noting what the exception that ends a rank says: which memory was exhausted in which phase, or that a peer is gone.
 
 All of it is in the exception: its type and text, the exceptions that it was raised from, and the frames of the
 traceback. The phases are over when it ends the process.
@@ -21,6 +21,7 @@ from rankscope.timeline.timeline import Timeline
 CHAIN_LIMIT, FRAMES_LIMIT = 16, 1000
 EXHAUSTED, PHASE = INDEX["exhausted_memory"], INDEX["exhausted_in_phase"]
 REQUESTED, CAPACITY = INDEX["exhausted_request_bytes"], INDEX["device_capacity_bytes"]
+LOST_PEER = INDEX["lost_peer"]
 DEVICE, HOST, SHARED, WORKER = (layout.EXHAUSTED.index(name) + 1 for name in ("device", "host", "shared", "worker"))
 
 # Texts of torch, CUDA's libraries, NCCL and the DataLoader. torch's own type for the device is checked first.
@@ -29,6 +30,12 @@ TEXTS = (
     (WORKER, re.compile(r"DataLoader worker .*killed by signal: Killed")),
     (HOST, re.compile(r"DefaultCPUAllocator: |not enough memory: you tried to allocate|Cannot allocate memory")),
     (DEVICE, re.compile(r"(CUDA|HIP|Cuda|nccl\w*Error)\b.*out of memory|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED")),
+)
+# Texts of gloo, NCCL and torch's store of a rank whose peer has ended, or is not reachable any more.
+LOST = re.compile(
+    r"gloo/transport.*((closed|reset) by peer|Broken pipe)|ncclRemoteError|NCCL.*remote process exited"
+    r"|remote server shutdown|on SocketImpl.*(got 0 bytes|reset by peer|Broken pipe)",
+    re.DOTALL,
 )
 SIZE = r"([0-9.]+) (bytes|KiB|MiB|GiB|TiB)"
 REQUEST = re.compile(rf"Tried to allocate {SIZE}")
@@ -62,7 +69,8 @@ class Exhaustion:
         self._left = phase, id(error)
 
     def note(self, error: BaseException | None) -> None:
-        """Write to the record what the exception that ends this process says about memory, if it does."""
+        """Write to the record what the exception that ends this process says about memory or a peer, if it does."""
+        self._timeline.slots[LOST_PEER] = float(has_lost_peer(error))
         if (found := exhausted(error)) is None:
             return
         memory, cause = found
@@ -94,6 +102,11 @@ def exhausted(error: BaseException | None) -> tuple[int, BaseException] | None:
         if memory := _memory(one):
             return memory, one
     return None
+
+
+def has_lost_peer(error: BaseException | None) -> bool:
+    """Return whether an exception, or one that it was raised from, says that the connection to another rank broke."""
+    return any(isinstance(one, RuntimeError) and LOST.search(str(one)) for one in islice(_chain(error), CHAIN_LIMIT))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -152,6 +152,8 @@ class Ending:
     """The phase of that exception; empty if it is unknown."""
     requested_bytes: float | None = None
     """The size of the allocation that failed."""
+    has_lost_peer: bool = False
+    """True if the exception says that the connection to another rank broke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,8 @@ class RankReading:
     counters: Counters = field(default_factory=Counters)
     clock_error: float = 0.0
     """The error of its times compared with those of other nodes, in seconds; 0 if all ranks are on one node."""
+    has_left: bool = False
+    """True if it has destroyed its process group and not trained since, whether its process runs or was ended later."""
     is_missing: bool = False
     """True if its node does not answer: all else is its last reading, and what it does is unknown."""
 

@@ -66,6 +66,7 @@ def reading(
         loss=_logged(snapshot, "loss"),
         gradient_norm=_logged(snapshot, "gradient_norm"),
         counters=counters,
+        has_left=snapshot["ended"] == layout.LEFT_GROUP,
     )
 
 
@@ -83,7 +84,8 @@ def _ending(rank: Rank) -> Ending | None:
     if reason != "exception":
         return Ending(reason, ended)
     requested = snapshot["exhausted_request_bytes"] or None
-    return Ending(reason, ended, snapshot.exhausted_memory, snapshot.exhausted_in_phase, requested)
+    exhausted, phase = snapshot.exhausted_memory, snapshot.exhausted_in_phase
+    return Ending(reason, ended, exhausted, phase, requested, has_lost_peer=bool(snapshot["lost_peer"]))
 
 
 def _memory(snapshot: RankSnapshot) -> DeviceMemory | None:

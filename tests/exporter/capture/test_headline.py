@@ -128,6 +128,13 @@ def test_a_crash_names_the_dead_rank() -> None:
     )
 
 
+def test_a_crash_names_the_rank_that_left_and_not_the_one_that_lost_it() -> None:
+    short = "Rank 2 (node-a, GPU 2) finished before the other ranks, and then a rank that needed it failed"
+    found = replace(STUCK, kind="crash", cause="finished", short=short, seconds=4.0)
+    failed = rank(0, alive=False, slots={"ended": layout.EXCEPTION, "ended_unix": 9.0})
+    assert sentence(request(found), [failed, late(alive=False)]) == f"{short} 4 s ago."
+
+
 def test_without_a_diagnosis_the_rank_that_blocks_the_others_by_the_records_is_named() -> None:
     text = said(late(stacks=IN_FILTER), None)
     assert text.startswith("Rank 2 (node-a, GPU 2) is in data_wait for ")

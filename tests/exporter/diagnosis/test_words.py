@@ -58,7 +58,7 @@ CAUSES: dict[str, list[str]] = {
         standstill.STOPPED,
         standstill.MISSING,
     ],
-    crash.KIND: ["killed", "exception", *sorted(crash.LACKING)],
+    crash.KIND: ["killed", "exception", crash.LOST_PEER, *sorted(crash.LACKING | crash.LEFT)],
     not_finite.KIND: ["loss", "gradient_norm"],
     out_of_memory.KIND: ["growing", "foreign_process", "fragmentation", "too_little_capacity", "unknown"],
     checkpoint.OVERDUE: ["overdue", "never"],

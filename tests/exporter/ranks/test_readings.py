@@ -91,6 +91,12 @@ def test_the_end_has_what_the_exception_says_about_memory() -> None:
     assert read({"ended": layout.FINISHED, **slots}, exit_unix=OFFSET + 9000.0).ended == Ending("finished", 9000.0)
 
 
+def test_the_end_has_that_a_peer_was_lost_or_that_the_rank_had_left_its_group() -> None:
+    lost = read({"ended": layout.EXCEPTION, "lost_peer": 1.0}, exit_unix=OFFSET + 9000.0)
+    assert (lost.ended, lost.has_left) == (Ending("exception", 9000.0, has_lost_peer=True), False)
+    assert read({"ended": layout.LEFT_GROUP}).has_left
+
+
 def test_the_memory_of_a_rank_is_absent_without_cuda_and_its_capacity_if_it_is_unknown() -> None:
     slots = {"cuda_allocated_bytes": 1.0, "cuda_reserved_bytes": 2.0, "cuda_peak_allocated_bytes": 3.0}
     assert read(slots).memory == DeviceMemory(1.0, 2.0, 3.0)

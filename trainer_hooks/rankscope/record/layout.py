@@ -177,6 +177,7 @@ FIELDS = {
     "exhausted_memory": 1,  # one of EXHAUSTED: its index + 1; 0 for none
     "exhausted_in_phase": 1,  # the index of the phase + 1; 0 if not known
     "exhausted_request_bytes": 1,  # of the allocation that failed; 0 if not known
+    "lost_peer": 1,  # 1 if the exception that ended the rank says that its connection to another rank broke
     "logged_values": len(LOGGED),  # steps of which one was logged
     "not_finite_values": len(LOGGED),  # the last ones of these: NaN or infinite
     "not_finite_since_step": len(LOGGED),  # the step of the first of them

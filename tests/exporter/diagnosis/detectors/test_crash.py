@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from testing.readings import RUN, Training, Trial, spend
@@ -148,6 +149,102 @@ def test_an_allocation_that_failed_since_the_last_reading_is_the_cause_of_anothe
         gone = replace(ranks[1], ended=Ending("exception", 61.0), memory=replace(memory, failures=after))
         verdict = trial.judge.update(at, {**ranks, 1: gone})
     assert [finding.candidate.cause for finding in verdict.findings] == [cause]
+
+
+LOST = {"has_lost_peer": True}
+"""An exception that says that the connection to another rank broke."""
+
+
+def verdict(changes: dict[int, dict[str, Any]], alive: dict[int, float] | None = None) -> tuple[str, str]:
+    """Return the cause and the ranks of a crash a minute after the start. `alive` is when ranks were last seen alive.
+
+    All ranks have issued the same collectives, unless `changes` say `fewer`.
+    """
+    *_, (_, before), (_, now) = Training(4).train(60)
+    last = {rank: replace(before[rank], at=at) for rank, at in (alive or {}).items()}
+    for rank, change in changes.items():
+        fewer, own = change.pop("fewer", 0.0), now[rank].issued
+        issued = {group: count - fewer for group, count in own.items()}
+        now[rank] = replace(now[rank], issued=issued, **change)
+    found = next(detect(Window(compare(RUN, before, now), {}, LIMITS), Past(alive=last)))
+    return found.cause, found.place.rank_label
+
+
+def end(reason: str, at: float, **more: Any) -> dict[str, Any]:
+    fewer = {name: more.pop(name) for name in ("fewer", "node", "clock_error", "has_left") if name in more}
+    return {"ended": Ending(reason, at, **more), **fewer}
+
+
+def test_a_rank_that_finished_with_fewer_collectives_is_named_and_not_its_victims() -> None:
+    victims = {0: end("exception", 57.0, **LOST), 1: end("sigterm", 57.2), 2: end("exception", 57.1, **LOST)}
+    for at in (56.9, 57.3):  # its process may take a while to end
+        assert verdict({**victims, 3: end("finished", at, fewer=1.0)}) == ("finished", "3")
+    assert verdict({**victims, 3: {"has_left": True, "fewer": 1.0}}) == ("finished", "3")
+    assert verdict({**victims, 3: end("sigterm", 57.2, fewer=1.0, has_left=True)}) == ("finished", "3")
+    assert verdict({**victims, 3: end("finished", 56.9)}) == ("finished", "3")  # it left within a collective
+    after_wait = {rank: end("killed", 58.0) for rank in (0, 1, 2)}
+    assert verdict({**after_wait, 3: end("finished", 50.0, fewer=1.0)}, {0: 57.0, 1: 57.0, 2: 57.0}) == (
+        "finished",
+        "3",
+    )
+
+
+def test_ranks_that_finished_are_not_the_reason_of_another_ranks_own_failure() -> None:
+    others = {rank: end("finished", 56.0) for rank in (1, 2, 3)}
+    assert verdict({**others, 0: end("exception", 57.0)}) == ("exception", "0")
+    assert verdict({**others, 0: end("exception", 57.0, **LOST)}) == ("lost_peer", "0")
+    late = {**others, 3: end("finished", 58.0, fewer=1.0)}  # it caught its own exception
+    assert verdict({**late, 0: end("exception", 57.0)}) == ("exception", "0")
+    long_ago = {**others, 3: end("finished", -10.0, fewer=1.0)}  # the others went on without it
+    assert verdict({**long_ago, 0: end("exception", 57.0, **LOST)}) == ("lost_peer", "0")
+
+
+@pytest.mark.parametrize("reason", ["sigterm", "interrupted"])
+def test_a_rank_that_was_stopped_is_named_only_before_the_first_failure(reason: str) -> None:
+    assert verdict({1: end(reason, 56.9), 0: end("exception", 57.0)}) == (reason, "1")
+    assert verdict({1: end(reason, 57.1), 0: end("exception", 57.0)}) == ("exception", "0")
+    assert verdict({1: end(reason, 57.1), 0: end("exception", 57.0, **LOST)}) == ("lost_peer", "0")
+
+
+def test_a_killed_rank_whose_end_is_noticed_late_is_named_before_those_that_the_launcher_stopped() -> None:
+    ends = {1: end("sigterm", 57.1), 0: end("exception", 57.05, **LOST), 2: end("killed", 57.9)}
+    assert verdict(ends, {2: 56.9}) == ("killed", "2")
+    assert verdict(ends) == ("killed", "2")
+    hung = {1: end("sigterm", 50.0), 2: end("killed", 57.9)}
+    assert verdict(hung, {2: 56.9}) == ("sigterm", "1")
+
+
+def test_an_exception_is_named_before_ranks_that_were_still_alive_after_it() -> None:
+    ends = {1: end("exception", 50.0), 2: end("killed", 57.9), 3: end("killed", 57.9)}
+    assert verdict(ends, {2: 56.9, 3: 56.9}) == ("exception", "1")
+    assert verdict(ends, {2: 49.5, 3: 56.9}) == ("killed", "2")
+
+
+def test_an_exception_of_its_own_is_named_before_lost_connections() -> None:
+    ends = {0: end("exception", 57.0, **LOST), 1: end("exception", 57.2), 2: end("exception", 57.1, **LOST)}
+    assert verdict(ends) == ("exception", "1")
+
+
+def test_a_rank_of_another_node_was_stopped_first_only_if_the_clocks_show_it() -> None:
+    lost = end("exception", 57.0, node="node-b", clock_error=0.2, **LOST)
+    assert verdict({1: end("sigterm", 56.5, clock_error=0.2), 0: dict(lost)}) == ("sigterm", "1")
+    assert verdict({1: end("sigterm", 56.9, clock_error=0.2), 0: dict(lost)}) == ("lost_peer", "0")
+
+
+def test_an_unknown_rank_is_waited_for_while_ranks_may_be_about_to_end() -> None:
+    trial = Trial().trained(60)
+    (at, ranks), *_ = trial.training.train(1)
+
+    def found(second: float, *lost: int) -> list[str]:
+        ending = Ending("exception", at, has_lost_peer=True)
+        now = {rank: replace(one, at=at + second) for rank, one in ranks.items()}
+        now |= {rank: replace(now[rank], ended=ending) for rank in lost}
+        return [one.candidate.cause for one in trial.judge.update(at + second, now).findings]
+
+    assert found(5.0, 0, 1) == []
+    assert found(16.0, 0, 1) == ["lost_peer"]
+    trial = Trial().trained(60)
+    assert found(5.0, 0, 1, 2, 3) == ["lost_peer"]
 
 
 def ended(readings: Readings, *ranks: int, reason: str = "killed", at: float = 61.0) -> Readings:
