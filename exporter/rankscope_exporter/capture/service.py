@@ -30,6 +30,7 @@ from rankscope_exporter.capture.stalls import Stalls
 from rankscope_exporter.diagnosis.readings import Run
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.principals import principal
+from rankscope_exporter.report.runs import CaptureReport, Captures
 from rankscope_exporter.worker import Worker
 
 PROGRAM = (sys.executable, "-m", "rankscope_exporter.capture")
@@ -199,14 +200,17 @@ class CaptureService:
         oldest_first = reversed([*kept])
         self._latest = {(run, owner): (at, str(self._directory / name)) for name, at, run, owner, *_ in oldest_first}
 
-    def collect(self) -> Iterable[Metric]:
-        """Return the captures that were written and failed, and the latest one of each run."""
+    def reports(self) -> Captures:
+        """Return the latest capture of each run that is shown now, by its name and the label `owner`."""
         latest = self._latest
-        yield WRITTEN.family({(reason,): float(self._written[reason]) for reason in REASONS})
-        yield FAILED.family({(reason,): float(self._failed[reason]) for reason in FAILURES})
-        shown = {
-            (run[0], label, self._node, latest[run][1]): latest[run][0]
+        return {
+            (run[0], label): [CaptureReport(self._node, path=latest[run][1], at=latest[run][0])]
             for run, (label, began) in self._present.items()
             if run in latest and latest[run][0] >= began  # else it is of an earlier run of this name
         }
-        yield LATEST.family(shown)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the captures that were written and failed, and the latest one of each run."""
+        yield WRITTEN.family({(reason,): float(self._written[reason]) for reason in REASONS})
+        yield FAILED.family({(reason,): float(self._failed[reason]) for reason in FAILURES})
+        yield LATEST.family({(*run, one.node, one.path): one.at for run, (one,) in self.reports().items()})

@@ -12,7 +12,7 @@ from rankscope_exporter.diagnosis.standstill import INSIDE, SILENT
 from rankscope_exporter.report.findings import FindingReport, PendingReport, pending_reason
 from rankscope_exporter.report.gpus import GpuProblem, GpuReport
 from rankscope_exporter.report.ranks import RankReport
-from rankscope_exporter.report.runs import ANALYZED, ELSEWHERE, RunReport
+from rankscope_exporter.report.runs import ANALYZED, CAPTURED_KINDS, ELSEWHERE, RunReport
 
 CAUSES_SHOWN = 3
 MIN_SHOWN = 0.005
@@ -95,6 +95,14 @@ def notes(run: RunReport, *, with_explained: bool = False) -> Iterator[str]:
     for one in [one for one in run.pending if with_explained or one.lacks != "explained"][:PENDING_SHOWN]:
         text = f"{one.sentence} ({pending_reason(one)})"
         yield text if one.lacks == "paused" else f"Not yet an alert: {text}"
+    is_said = not run.is_judged or any(one.kind in CAPTURED_KINDS for one in run.findings)
+    if run.captures and not is_said:
+        yield captured(run)
+
+
+def captured(run: RunReport) -> str:
+    """Return where the captures of a run lie that stands still or has failed; empty without one."""
+    return " ".join(f"Captured on {one.node} in {one.path}" for one in run.captures)
 
 
 def undiagnosed(runs: Sequence[RunReport]) -> Sequence[RunReport]:
@@ -134,6 +142,8 @@ def known_here(run: RunReport) -> Iterator[str]:
         yield f"Diagnosed by the analyzer at {run.judged_by}."
     elif run.not_judged in ANALYZED:
         yield BY_OTHERS
+    if run.captures and (seconds >= STALLED_SHOWN or any(rank.ended in FAILED for rank in run.ranks)):
+        yield captured(run)
 
 
 def age(one: FindingReport, watched_since: float | None = None) -> str:

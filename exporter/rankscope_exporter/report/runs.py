@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from rankscope.record.group_name import members
+from rankscope_exporter.diagnosis.detectors import crash, hang
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.judge import STALLED_STEPS, Verdict
 from rankscope_exporter.diagnosis.readings import RankReading, Run
@@ -40,7 +41,24 @@ REASONS: Mapping[str, str] = {
     NOT_POLLED: "the collector findings is off or late",
 }
 """Reasons why a run is not judged."""
+CAPTURED_KINDS = (crash.KIND, hang.KIND)
+"""The kinds of findings for which a run is captured."""
 NONE_MISSING: Mapping[Run, Sequence[str]] = {}
+
+
+@dataclass(frozen=True)
+class CaptureReport:
+    """The latest capture of a run on one node."""
+
+    node: str
+    path: str
+    """The folder there."""
+    at: float
+    """When it was written, in unix time."""
+
+
+Captures = Mapping[tuple[str, str], Sequence[CaptureReport]]
+"""By the name and the owner of a run."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +94,8 @@ class RunReport:
     findings: Sequence[FindingReport]
     pending: Sequence[PendingReport]
     ranks: Sequence[RankReport]
+    captures: Sequence[CaptureReport] = ()
+    """What is written of it, while it stands still or after a rank has failed."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +130,8 @@ class Reporter:
         """Adds what the analyzer says of them, if it is configured."""
         self.check_gpus: Callable[[Callable[[], Sequence[RunReport]]], Sequence[GpuProblem]] = lambda _runs: ()
         """Returns the problems of the GPUs, which depend on the runs."""
+        self.captures: Callable[[], Captures] = dict
+        """Returns the captures of the runs that are shown now."""
         self.rates = RecentRates()
         """How busy the GPUs and how fast the runs were in the last minutes."""
 
@@ -124,7 +146,20 @@ class Reporter:
         if scan is None:
             raise OutdatedError(f"the run directories have not been read for {STALE_AFTER:.0f} s")
         node = self.complete(report_of_look(look, self.analyzer.address)) if look else self._report_of_scan(scan)
+        node = replace(node, runs=self._captured(node.runs))
         return replace(node, gpu_problems=self.check_gpus(lambda: node.runs))
+
+    def _captured(self, runs: Sequence[RunReport]) -> Sequence[RunReport]:
+        """Return the runs with their captures. A capture does not distinguish trainings of one name."""
+        if not any(map(_may_be_captured, runs)):
+            return runs
+        captures, names = self.captures(), Counter((run.run, run.owner) for run in runs)
+        return [
+            replace(run, captures=captures.get((run.run, run.owner), ()))
+            if _may_be_captured(run) and names[run.run, run.owner] == 1
+            else run
+            for run in runs
+        ]
 
     def watch(self) -> None:
         """Check the GPUs and record the rates. Called every few seconds, whether or not the report is read."""
@@ -187,6 +222,12 @@ def _by_run(ranks: Sequence[Rank]) -> Mapping[Run, Sequence[Rank]]:
     for rank in ranks:
         runs[rank.run].append(rank)
     return runs
+
+
+def _may_be_captured(run: RunReport) -> bool:
+    """Return whether a run hangs, may hang or has crashed, or may have because it is not diagnosed here."""
+    kinds = {one.kind for one in run.findings} | {one.kind for one in run.pending}
+    return not run.is_judged or any(kind in kinds for kind in CAPTURED_KINDS)
 
 
 def ordered(runs: Sequence[RunReport]) -> Sequence[RunReport]:

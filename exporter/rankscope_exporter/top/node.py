@@ -10,11 +10,13 @@ from pathlib import Path
 
 from rankscope_exporter.config import parse
 from rankscope_exporter.gpu.collector import SampledCollector
+from rankscope_exporter.ledger import journal
 from rankscope_exporter.ledger.parts import WEEK, Part, culprit_runs, read
 from rankscope_exporter.ledger.state_file import STATE_DIR
 from rankscope_exporter.node import Node, build_node
 from rankscope_exporter.registry import HELP
 from rankscope_exporter.report.gpus import GpuReport, report_gpus
+from rankscope_exporter.report.runs import CaptureReport, Captures
 from rankscope_exporter.report.values import Values
 
 GPU_COLLECTORS = (
@@ -37,7 +39,28 @@ def watch_node(run_dirs: Sequence[Path]) -> Iterator[Node]:
     """Read the ranks in these directories and the GPUs once a second, until the context ends."""
     settings = replace(parse(HELP, [], {}), run_dirs=tuple(run_dirs), collectors=GPU_COLLECTORS + RANK_COLLECTORS)
     with build_node(settings) as node:
+        node.reporter.captures = lambda: captures_of(node)
         yield node
+
+
+def captures_of(node: Node) -> Captures:
+    """Return the captures by this node's exporter, from its journal; none if this user may not read it."""
+    scan = node.ranks.scan()
+    began: dict[tuple[str, str], tuple[float, str]] = {}
+    for rank in scan.ranks if scan else ():
+        run = rank.run[0], rank.run[1]
+        starts = rank.snapshot.unix(rank.snapshot["started_monotonic"]), str(rank.snapshot.info["node"])
+        began[run] = min(starts, began.get(run, starts))
+    found: dict[tuple[str, str], list[CaptureReport]] = {}
+    with suppress(OSError):
+        for entry in journal.read(STATE_DIR):
+            run = str(entry.get("run")), str(entry.get("owner"))
+            if entry.get("entry") != journal.CAPTURED or entry.get("training") or run not in began:
+                continue
+            (since, name), path, at = began[run], str(entry["path"]), float(entry["at"])
+            if at >= since and Path(path).exists():  # else it is of an earlier run of this name, or removed
+                found[run] = [CaptureReport(name, path, at)]
+    return found
 
 
 def gpus_of(node: Node) -> Sequence[GpuReport]:

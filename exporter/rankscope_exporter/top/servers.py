@@ -13,7 +13,7 @@ from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 from rankscope.record.quantities import duration
 from rankscope_exporter.report.gpus import GpuProblem, GpuReport
 from rankscope_exporter.report.remote import KNOWN_FOR, RemoteError, RemoteReport, fetch_gpus, fetch_report
-from rankscope_exporter.report.runs import ELSEWHERE, NodeReport, RunReport, ordered, places
+from rankscope_exporter.report.runs import ELSEWHERE, CaptureReport, NodeReport, RunReport, ordered, places
 from rankscope_exporter.top.trends import RunKey, key_of
 
 INTERVAL = 1.0
@@ -196,12 +196,11 @@ def _merge(parts: Sequence[RunReport]) -> Iterator[RunReport]:
     for run in sorted(parts, key=lambda run: -len(run.ranks)):
         if run.is_judged and not run.judged_by and not any(places(run) <= places(one) for one in whole):
             whole.append(run)
-    yield from whole
-    left = [
-        run
-        for run in parts
-        if (run.judged_by or not run.is_judged) and not any(places(run) <= places(one) for one in whole)
-    ]
+    rest = [run for run in parts if run.judged_by or not run.is_judged]
+    for one in whole:
+        of_nodes = [run for run in rest if places(run) <= places(one)]
+        yield replace(one, captures=_captures([one, *of_nodes]))
+    left = [run for run in rest if not any(places(run) <= places(one) for one in whole)]
     if left:
         yield _joined(left)
 
@@ -222,4 +221,10 @@ def _joined(parts: Sequence[RunReport]) -> RunReport:
         living=sum(rank.is_alive for rank in ranks.values()),
         ended=sum(not rank.is_alive for rank in ranks.values()),
         ranks=[ranks[number] for number in sorted(ranks)],
+        captures=_captures(parts),
     )
+
+
+def _captures(parts: Sequence[RunReport]) -> Sequence[CaptureReport]:
+    """Return the captures of a run's parts, which nodes may report twice."""
+    return [*{(one.node, one.path): one for run in parts for one in run.captures}.values()]

@@ -19,7 +19,7 @@ from rankscope.record.quantities import count
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.findings import FindingReport
 from rankscope_exporter.report.gpus import GpuProblem, GpuReport
-from rankscope_exporter.report.runs import NodeReport, RunReport
+from rankscope_exporter.report.runs import CAPTURED_KINDS, NodeReport, RunReport
 from rankscope_exporter.top.bars import legend
 from rankscope_exporter.top.layout import Line, Lines, Section, first_that_fit, share_rows, side_by_side
 from rankscope_exporter.top.servers import NodeState
@@ -188,13 +188,14 @@ def _problems(shown: Shown, watched_since: float | None) -> Iterator[Entry]:
     findings = sorted(
         (one for run in runs for one in run.findings), key=lambda one: (one.severity != "critical", -one.ratio)
     )
+    captured = {id(one): describe.captured(run) for run in runs for one in run.findings if one.kind in CAPTURED_KINDS}
     gpus, lost = [*_problems_of_gpus(shown)], [*_defects(shown, is_up=False)]
     defects = [*_defects(shown, is_up=True)]
     if shown.error:
         yield (Text(printable(f"No data about the ranks: {shown.error}."), style=STYLES["bad"]),)
     silent = [*_silent(shown)]
     critical = [one for one in findings if one.severity == "critical"]
-    yield from (_finding(one, watched_since) for one in critical)
+    yield from (_finding(one, watched_since, captured.get(id(one), "")) for one in critical)
     yield from silent
     yield from (_gpu_problem(one) for one in gpus if one.severity == "critical")
     yield from lost
@@ -246,18 +247,19 @@ def _defects(shown: Shown, *, is_up: bool) -> Iterator[Entry]:
                 yield (Text(printable(f"GPU {gpu.index}{where} {gpu.problem}."), style=STYLES["bad"]),)
 
 
-def _finding(one: FindingReport, watched_since: float | None) -> Entry:
-    return _problem(one, describe.age(one, watched_since))
+def _finding(one: FindingReport, watched_since: float | None, captured: str = "") -> Entry:
+    return _problem(one, describe.age(one, watched_since), captured)
 
 
 def _gpu_problem(one: GpuProblem) -> Entry:
     return _problem(one, describe.gpu_age(one))
 
 
-def _problem(one: FindingReport | GpuProblem, age: str) -> Entry:
+def _problem(one: FindingReport | GpuProblem, age: str, captured: str = "") -> Entry:
     text = Text(one.severity.upper(), style=STYLES["bad" if one.severity == "critical" else "warn"])
     text.append(f"{' ' * bool(age)}{age}: {printable(one.sentence)}", style="bold")
-    return text, Padding(Text(printable(one.advice)), (0, 0, 0, 2), expand=False)
+    more = (part for part in (one.advice, captured) if part)
+    return text, *(Padding(Text(printable(part)), (0, 0, 0, 2), expand=False) for part in more)
 
 
 def _more_problems(left: int) -> Text:

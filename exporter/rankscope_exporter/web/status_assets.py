@@ -44,7 +44,7 @@ nav{margin-top:2rem}nav a{margin-right:1.2em}p{margin:.3rem 0}
 .verdict{margin:.8rem 0;padding:.5rem .9rem;border-left:.35rem solid var(--good)}
 .verdict.bad{border-color:var(--bad)}.verdict.warn{border-color:var(--warn)}.verdict.unknown{border-color:var(--dim)}
 .verdict p{font-size:1.15rem;overflow-wrap:anywhere}.verdict p+p{margin-top:.7rem}
-.verdict .advice,.verdict .age,.verdict .evidence{font-size:.95rem;display:block}
+.verdict .advice,.verdict .age,.verdict .captured,.verdict .evidence{font-size:.95rem;display:block}
 .age,.dim,.pending,.legend,.rate{color:var(--dim)}.verdict p.pending,.pending,.dim,.legend,.rate{font-size:.9rem}
 #stale{margin:.8rem 0;padding:.6rem .9rem;border:2px solid var(--bad);color:var(--bad);font-weight:600}
 main.lost{filter:grayscale(1)}main.lost *{color:var(--dim)!important}main.lost svg{opacity:.5}

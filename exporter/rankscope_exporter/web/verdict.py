@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 from rankscope.record.quantities import count, duration
 from rankscope_exporter.diagnosis.words import ALERTS
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.findings import FindingReport
 from rankscope_exporter.report.gpus import GpuProblem, GpuReport
-from rankscope_exporter.report.runs import NodeReport, RunReport
+from rankscope_exporter.report.runs import CAPTURED_KINDS, NodeReport, RunReport
 from rankscope_exporter.web.table import prose
 
 RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks"
@@ -47,7 +48,8 @@ def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Verdict:
     unknown = describe.undiagnosed(node.runs)
     is_pending = _is_pending(node)
     html = f'<p class="said">No data about the ranks: {prose(error)}.</p>' if error else ""
-    html += "".join(map(_problem, problems))
+    captured = {id(one): describe.captured(run) for run in node.runs for one in run.findings}
+    html += "".join(_problem(one, captured.get(id(one), "")) for one in problems)
     html += "".join(f'<p class="said">GPU {prose(gpu.index)} {prose(gpu.problem)}.</p>' for gpu in others)
     html += "".join(map(_undiagnosed, unknown))
     number = len(problems) + len(others)
@@ -66,10 +68,12 @@ def _is_pending(node: NodeReport) -> bool:
     return is_growing or any(0.0 < one.remaining_seconds <= SOON for one in node.gpu_problems)
 
 
-def _problem(one: Problem) -> str:
+def _problem(one: Problem, captured: str = "") -> str:
+    """Return a problem as HTML. `captured` is where the run's captures lie, in case that it hangs or has crashed."""
     kind = "bad" if one.severity == "critical" else "warn"
     age = describe.gpu_age(one) if isinstance(one, GpuProblem) else describe.age(one)
     evidence = f'<span class="evidence">{prose(one.evidence)}</span>' if isinstance(one, GpuProblem) else ""
+    evidence += f'<span class="captured">{escape(captured)}</span>' if captured and one.kind in CAPTURED_KINDS else ""
     runbook = f'<a rel="noreferrer" href="{RUNBOOKS}/{ALERTS[one.kind]}.md">runbook</a>' if one.kind in ALERTS else ""
     return (
         f'<p><span class="said"><b class="{kind}">{one.severity.capitalize()}:</b> {prose(one.sentence)}</span> '

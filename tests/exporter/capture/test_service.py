@@ -16,6 +16,7 @@ from rankscope.record.layout import INDEX
 from rankscope_exporter.capture import service
 from rankscope_exporter.capture.service import BURST_SECONDS, CPU_RATIO, CaptureService
 from rankscope_exporter.capture.settings import CaptureFlags
+from rankscope_exporter.report.runs import CaptureReport
 
 UID = str(os.geteuid())
 
@@ -99,6 +100,7 @@ def test_the_latest_capture_of_a_run_is_shown_with_its_path(
     captures.capture_next()
     labels = ("node-a", UID, str(tmp_path / "r-1"), "r")
     assert shown(captures)["rankscope_run_capture_timestamp_seconds"] == {labels: 2e9}
+    assert captures.reports() == {("r", UID): [CaptureReport("node-a", str(tmp_path / "r-1"), 2e9)]}
 
 
 def test_a_capture_of_an_earlier_run_of_that_name_is_not_shown(
