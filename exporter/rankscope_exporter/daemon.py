@@ -82,7 +82,7 @@ def run(settings: Config) -> None:
             collectors += [DcgmCollector(node.averages, node.sampler)] if node.averages else []
             for one in captures:
                 one.gpus, one.on_capture = node.sampler, node.diagnosis.add_capture
-                node.reporter.captures = one.reports
+                node.reporter.captures, one.hanging = one.reports, node.reporter.analyzer.hanging
                 collectors.append(one)
             scrape = Scrape(collectors, node.sampler.take_snapshot)
             node.reporter.check_gpus = GpuWatch(lambda: Values(scrape.collect()), settings.node).check

@@ -166,6 +166,14 @@ class Merge:
             found[run][process.boot] = self.anchors[process.boot]
         return found
 
+    def names_by_boot(self, runs: Collection[Run]) -> Mapping[str, Collection[Run]]:
+        """Return by the boot of each node with ranks of these runs how it names them."""
+        found: dict[str, set[Run]] = defaultdict(set)
+        for (run, _), process in self._shown.items() if runs else ():
+            if run in runs:
+                found[process.boot].add(process.run)
+        return found
+
     def _log_rivals(self, at: float, run: Run, shown: Record, rivals: Iterable[Record]) -> None:
         living = {one.found.process for one in rivals if one.is_living}
         is_due = run not in self._logged and at >= self._log_after

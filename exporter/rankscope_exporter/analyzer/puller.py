@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rankscope_exporter.analyzer.request import RequestError, Target, get
 from rankscope_exporter.analyzer.service import Analyzer
 from rankscope_exporter.analyzer.targets import Targets
-from rankscope_exporter.node_facts.wire import ANALYZER, MOMENTS_LIMIT, Answer
+from rankscope_exporter.node_facts.wire import ANALYZER, HANGING, MOMENTS_LIMIT, Answer, written_runs
 
 INTERVAL = 2.0
 """Seconds between two requests to a target with ranks of runs that span nodes. All are asked at the same time, because
@@ -147,6 +147,8 @@ class Puller:
         path = FACTS if cursor is None else f"{FACTS}?after={cursor!r}"
         sent = self._analyzer.now()
         headers = {**self._own, **(self._credentials if target.is_configured else {})}
+        if self._own and (hanging := written_runs(self._analyzer.hanging(target.name))):
+            headers[HANGING] = hanging
         body = await get(target, path, headers, TIMEOUT, self._tls, FACTS_LIMIT)
         received, began = self._analyzer.now(), time.thread_time()
         try:

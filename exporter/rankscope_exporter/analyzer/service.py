@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rankscope_exporter.analyzer.merge import WAIT, Joined, Merge
+from rankscope_exporter.diagnosis.detectors import hang
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import Judged, Judges, Limits
 from rankscope_exporter.diagnosis.readings import Run
@@ -55,6 +56,8 @@ class Analyzer(JudgedRuns):
         self._accounts = Accounts(files, absent_seconds=HOLD_SECONDS)
         self.missing: Mapping[Run, Sequence[str]] = {}
         """The runs of which ranks are missing, with the names of the nodes."""
+        self._hanging: Mapping[str, Collection[Run]] = {}
+        """The runs that hang, by the boot of a node with ranks of them, as that node names them."""
         self._empty = Scan((), Counter())
         self._judges.started = self.now()  # the first readings come seconds later
         self.load()
@@ -74,6 +77,12 @@ class Analyzer(JudgedRuns):
         with self._lock:
             node = self._merge.nodes.get(target)
             return node is not None and node.has_ranks
+
+    def hanging(self, target: str) -> Collection[Run]:
+        """Return the runs with ranks of a target that hang, as its node names them."""
+        with self._lock:
+            node = self._merge.nodes.get(target)
+            return self._hanging.get(node.boot, ()) if node else ()
 
     def take(self, target: str, answer: Answer, sent: float, received: float, size: int = 0) -> None:
         """Add the answer of a target, of `size` bytes."""
@@ -108,6 +117,8 @@ class Analyzer(JudgedRuns):
         verdicts = [_without_comparison(one) if one.run in joined.missing else one for one in judged.verdicts]
         self._last = {verdict.run: verdict for verdict in (*self._held(at, joined), *verdicts)}
         judged = Judged(tuple(self._last.values()), judged.not_judged)
+        hanging = {run for run, verdict in self._last.items() if any(one.kind == hang.KIND for one in verdict.findings)}
+        self._hanging = self._merge.names_by_boot(hanging)
         unix = time.time() - (self.now() - at)
         look = self.look = Look(at, unix, self._empty, joined.readings, judged, {}, {}, Moment(at, {}))
         limited = self._count_limited(look)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -71,6 +71,8 @@ class CaptureService:
         """Called with the path of each capture, on the thread that captures."""
         self.gpus: Gpus | None = None
         """The node's GPUs, assigned after construction."""
+        self.hanging: Callable[[], Collection[Run]] = tuple
+        """Returns the runs that hang by the analyzer's verdict, assigned after construction."""
         self._stalls = Stalls()
         self._paid_at = monotonic() - BURST_SECONDS / CPU_RATIO
         """When CPU_RATIO of a core has earned what captures have used: none starts before."""
@@ -96,7 +98,8 @@ class CaptureService:
     def on_look(self, look: Look) -> None:
         """Take the runs that should be captured now, on the thread of the diagnosis."""
         owners = {rank.run: rank.owner for rank in look.scan.ranks}
-        wanted = {run: (reason, owners[run]) for run, reason in self._stalls.update(look) if run in owners}
+        stalled = self._stalls.update(look, self.hanging())
+        wanted = {run: (reason, owners[run]) for run, reason in stalled if run in owners}
         with self._lock:
             self._look, waiting = look, self._waiting | wanted
             self._waiting = {run: one for run, one in waiting.items() if self._stalls.is_wanted(run, one[0])}

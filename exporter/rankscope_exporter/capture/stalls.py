@@ -3,13 +3,13 @@
 A run is captured before its finding, when none of its ranks on this node has made progress for twice the longest time
 for which that was so before, or for the longest step if that is longer, and for at least 30 s. NCCL's watchdog ends
 many jobs ten minutes later. So this includes runs that span nodes, whose finding is made elsewhere. Before its first
-step, a run is captured after ten minutes without progress. It is captured again when the finding `hang` opens, and
-when a rank has crashed. Each of these happens once until the run makes progress again.
+step, a run is captured after ten minutes without progress. It is captured again when the finding `hang` opens, here or
+at the analyzer, and when a rank has crashed. Each of these happens once until the run makes progress again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -50,8 +50,8 @@ class Stalls:
     def __init__(self) -> None:
         self._paces: dict[Run, _Pace] = {}
 
-    def update(self, look: Look) -> Iterator[tuple[Run, str]]:
-        """Add one poll, and yield the runs to capture now with the reason."""
+    def update(self, look: Look, hanging: Collection[Run] = ()) -> Iterator[tuple[Run, str]]:
+        """Add one poll, and yield the runs to capture now with the reason. `hanging` are those by the analyzer."""
         verdicts = {verdict.run: verdict for verdict in look.judged.verdicts}
         before, self._paces = self._paces, {}
         for run, readings in look.readings.items():
@@ -60,7 +60,7 @@ class Stalls:
             ranks = of_newest_start(readings)
             try:
                 pace = self._paces[run] = _updated(before.get(run), look.at, ranks)
-                reasons = [*_reasons(pace, look.at, ranks, verdicts.get(run))]
+                reasons = [*_reasons(pace, look.at, ranks, verdicts.get(run), is_hanging=run in hanging)]
             except UNREADABLE:  # of a forged record; other runs must not be affected
                 continue
             for reason in reasons:
@@ -105,13 +105,16 @@ def _iterations(living: Sequence[RankReading]) -> float:
     return max((one.counters.iterations for one in living), default=0.0)
 
 
-def _reasons(pace: _Pace, at: float, ranks: Sequence[RankReading], verdict: Verdict | None) -> Iterator[str]:
+def _reasons(
+    pace: _Pace, at: float, ranks: Sequence[RankReading], verdict: Verdict | None, *, is_hanging: bool
+) -> Iterator[str]:
     """Yield why the run should be captured, the most specific reason first."""
     living = [one for one in ranks if one.ended is None]
     found = {one.kind: one for one in verdict.findings} if verdict else {}
     if CRASH in found or (verdict is None and _has_crashed(ranks, at)):
         yield CRASH
-    if HANG in found and found[HANG].opened > pace.moved_at:
+    is_hanging = is_hanging and verdict is None and bool(living) and at - pace.moved_at >= LEAST_SECONDS
+    if is_hanging or (HANG in found and found[HANG].opened > pace.moved_at):
         yield HANG
     limit = max(LEAST_SECONDS, GAPS * pace.longest) if _iterations(living) else START_SECONDS
     if living and not _is_interactive(living) and at - pace.moved_at >= limit:

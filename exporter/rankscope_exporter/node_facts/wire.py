@@ -6,11 +6,12 @@ Times are seconds of the node's CLOCK_MONOTONIC: only the analyzer converts them
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar, cast
+from urllib.parse import quote, unquote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
@@ -18,12 +19,16 @@ from rankscope.record.layout import PHASES
 from rankscope.record.numbers import LARGEST_NUMBER
 from rankscope.record.snapshot import DeviceStep, Step
 from rankscope.record.text import LABEL_LIMIT
-from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading, RankReading
+from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading, RankReading, Run
 from rankscope_exporter.ranks.chosen_steps import AnyStep
 
 VERSION = 1
 ANALYZER = "X-Rankscope-Analyzer"
 """The header with the address of the analyzer that asks: the node's pages name it."""
+HANGING = "X-Rankscope-Hanging"
+"""The header with the runs of the node that hang, so that it captures them: the names in the node's own readings."""
+HANGING_LIMIT = 4096
+"""The most characters of that header."""
 RUN_LIMIT = LABEL_LIMIT + 16
 """The most characters of a run's name, with the number of its training."""
 RANKS_LIMIT, GPUS_LIMIT, MOMENTS_LIMIT, STEPS_LIMIT = 256, 64, 16, 128
@@ -48,6 +53,23 @@ Row = Annotated[
     list[Annotated[int, Field(ge=0, le=ROW_LIMIT)]], Field(min_length=4 + len(PHASES), max_length=4 + len(PHASES))
 ]
 """Number, collective sequence, end, length, and the seconds by phase."""
+
+
+def written_runs(runs: Iterable[Run]) -> str:
+    """Return runs as a header's value, as many as fit."""
+    text = ""
+    for run in sorted(runs):
+        longer = f"{text}{',' * bool(text)}{'/'.join(quote(part, safe='') for part in run)}"
+        if len(longer) > HANGING_LIMIT:
+            break
+        text = longer
+    return text
+
+
+def read_runs(text: str) -> frozenset[Run]:
+    """Return the runs of such a value. It may have any text."""
+    runs = text[:HANGING_LIMIT].split(",")
+    return frozenset(tuple(map(unquote, run.split("/"))) for run in runs if run)
 
 
 def checked(reading: RankReading) -> RankReading:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rankscope_exporter.exposition.scrape import Scrape, accepts_gzip, negotiate_format
 from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.node_facts.recorder import NodeFacts
-from rankscope_exporter.node_facts.wire import ANALYZER
+from rankscope_exporter.node_facts.wire import ANALYZER, HANGING, read_runs
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
@@ -150,7 +150,7 @@ def _add_facts(app: FastAPI, facts: NodeFacts, reporter: Reporter | None) -> Non
         except ValueError:
             return JSONResponse({"error": "after is not a number"}, status_code=400)
         if reporter and (analyzer := request.headers.get(ANALYZER, "")):
-            reporter.analyzer.record_pull(analyzer)
+            reporter.analyzer.record_pull(analyzer, read_runs(request.headers.get(HANGING, "")))
         is_packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
         headers = {"Content-Encoding": "gzip"} if is_packed else {}
         parts = facts.answer(after, time.monotonic(), is_packed=is_packed)

@@ -27,6 +27,7 @@ from rankscope_exporter.analyzer.running import AnalyzerError, running
 from rankscope_exporter.analyzer.service import Analyzer
 from rankscope_exporter.analyzer.settings import AnalyzerFlags
 from rankscope_exporter.analyzer.targets import Targets, parse_source, parse_target
+from rankscope_exporter.node_facts.wire import read_runs
 from rankscope_exporter.ranks.diagnosis_service import FindingFlags
 
 
@@ -127,6 +128,16 @@ def test_only_a_configured_target_gets_credentials_and_not_one_that_a_prometheus
     assert of_listed[0]["path"] == of_named[0]["path"] == "/api/v1/facts"
     assert of_listed[0]["X-Rankscope-Analyzer"] == of_named[0]["X-Rankscope-Analyzer"] == "monitor:1"
     assert asked[0]["path"] == "/api/v1/targets?state=active"
+
+
+def test_the_request_names_the_runs_of_the_target_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Analyzer, "hanging", lambda _, target: [(f"run at {target}", "1000")])
+    with (
+        answering(b"{}") as (address, asked),
+        Puller(Targets([parse_source(address)]), Analyzer(), address="monitor:1"),
+    ):
+        eventually(lambda: asked)
+    assert read_runs(asked[0]["X-Rankscope-Hanging"]) == {(f"run at {address}", "1000")}
 
 
 def ask(address: str) -> bytes:
