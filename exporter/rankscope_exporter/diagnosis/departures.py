@@ -34,12 +34,15 @@ def has_lost_peer(one: RankReading) -> bool:
     return bool(one.ended and one.ended.has_lost_peer)
 
 
-def is_before(one: RankReading, failed: RankReading, alive: Alive) -> bool:
-    """Return whether a rank is known to have ended before another one failed. A killed one was then seen alive."""
+def is_before(one: RankReading, failed: RankReading, alive: Alive, margin: float = 0.0) -> bool:
+    """Return whether a rank is known to have ended before another one failed.
+
+    A killed one was then seen alive, `margin` seconds later.
+    """
     error = 0.0 if one.node == failed.node else one.clock_error + failed.clock_error
     if reason_of(failed) == "killed":
         last = alive.get(failed.rank)
-        return last is not None and last.began == failed.began and last.at - ended_at(one) > error
+        return last is not None and last.began == failed.began and last.at - ended_at(one) > error + margin
     return ended_at(failed) - ended_at(one) >= error
 
 

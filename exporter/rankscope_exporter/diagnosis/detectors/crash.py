@@ -7,7 +7,7 @@ therefore names one rank, the first of these that there is:
 2. One that left before a rank failed, and within a minute of the last progress. It finished with fewer collectives than
    the others (cause `finished`): `sys.exit(0)`, or fewer batches. Or SIGTERM or Ctrl-C ended it (`sigterm`,
    `interrupted`), and not the launcher's after the failure.
-3. The first that was killed, unless it was still alive after an exception of another rank.
+3. The first that was killed, unless it was still alive ten seconds after an exception of another rank.
 4. The first with an exception that does not say that its connection to another rank broke.
 5. The first of all (cause `lost_peer`): it failed because another rank ended, and which one did is unknown. While ranks
    are alive, this takes longer, because the reason may be one of those that are about to end.
@@ -63,6 +63,7 @@ LEFT = {FINISHED, *STOPPED_BY}
 SETTLE_SECONDS = 3.0  # time for the ends of the other ranks to be read
 ENDS_WITHIN = 15.0  # the same while it is unknown which one ended first, and a rank may still be about to end
 KILL_SECONDS = 10.0  # between the kernel's kill and the end: a rank notices within a step that a worker is gone
+DIES_WITHIN = 10.0  # a killed process may close its connections long before the driver has freed its memory
 READ_SECONDS = 1.0  # between two readings: a killed rank ended between them
 Ranks = Sequence[RankReading]
 
@@ -106,7 +107,7 @@ def _lacking(killed: Ranks, exceptions: Ranks, causes: Mapping[int, str]) -> Ran
 def _first_failed(killed: Ranks, exceptions: Ranks, past: Past) -> Ranks:
     """Return the killed ranks, or else the exceptions that may be the reason for others."""
     earliest = min(exceptions, key=ended_at, default=None)
-    killed = [one for one in killed if not (earliest and is_before(earliest, one, past.alive))]
+    killed = [one for one in killed if not (earliest and is_before(earliest, one, past.alive, DIES_WITHIN))]
     return killed or [one for one in exceptions if not has_lost_peer(one)] or exceptions
 
 
