@@ -133,7 +133,8 @@ def _subject(
         return f"{rank.wanted.place} is in {snapshot.phase} for {since}, and other ranks wait for it"
     if failed := _failed(ranks):
         reason = failed.recorded.snapshot.exit_reason or ""
-        return _after_finished(f"{failed.wanted.place} {FAILED[reason][0]}", reason, ranks)
+        why = ": it lost its connection to another rank" if _has_lost_peer(failed) else ""
+        return _after_finished(f"{failed.wanted.place} {FAILED[reason][0]}{why}", reason, ranks)
     living = [one for one in ranks if one.recorded.snapshot.alive]
     if not living:
         return "No rank on this node is alive"
@@ -153,9 +154,18 @@ def _hidden(living: Sequence[CapturedRank], ranks: Sequence[CapturedRank]) -> st
 
 
 def _failed(ranks: Sequence[CapturedRank]) -> CapturedRank | None:
-    """Return the rank that was killed first, or else the one that ended first with an exception."""
+    """Return the rank that was killed first, or else ended first with an exception, if possible not by a lost peer."""
     failed = [one for one in ranks if one.recorded.snapshot.exit_reason in FAILED]
-    return min(failed, key=lambda one: (one.recorded.snapshot.exit_reason == EXCEPTION, _ended_at(one)), default=None)
+    return min(failed, key=_precedence, default=None)
+
+
+def _precedence(one: CapturedRank) -> tuple[bool, bool, float]:
+    return one.recorded.snapshot.exit_reason == EXCEPTION, _has_lost_peer(one), _ended_at(one)
+
+
+def _has_lost_peer(one: CapturedRank) -> bool:
+    snapshot = one.recorded.snapshot
+    return snapshot.exit_reason == EXCEPTION and bool(snapshot["lost_peer"])
 
 
 def _after_finished(text: str, cause: str, ranks: Sequence[CapturedRank]) -> str:

@@ -261,6 +261,16 @@ def test_without_a_diagnosis_the_first_failure_is_named() -> None:
     assert sentence(request(None), [*ranks, rank(3, alive=False)]) == "Rank 3 (node-a, GPU 3) was killed."
 
 
+def test_without_a_diagnosis_an_exception_of_its_own_is_named_before_lost_connections() -> None:
+    def failed(number: int, at: float, lost: float) -> CapturedRank:
+        return rank(number, alive=False, slots={"ended": layout.EXCEPTION, "ended_unix": at, "lost_peer": lost})
+
+    victim = failed(0, 8.0, 1.0)
+    text = sentence(request(None), [victim, failed(1, 9.0, 1.0)])
+    assert text == "Rank 0 (node-a, GPU 0) ended with an exception: it lost its connection to another rank."
+    assert sentence(request(None), [victim, failed(2, 9.0, 0.0)]) == "Rank 2 (node-a, GPU 2) ended with an exception."
+
+
 def test_ranks_that_wait_for_each_other_are_named() -> None:
     def waiting(number: int, group: int, *issued: float) -> CapturedRank:
         slots = {"collective_op": ALL_REDUCE, "collective_group": float(group), "started_monotonic": 1.0}
