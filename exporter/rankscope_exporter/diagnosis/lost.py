@@ -8,7 +8,7 @@ from math import inf, isfinite
 from statistics import fmean, median
 
 from rankscope.record import phases
-from rankscope_exporter.diagnosis.facts import HOST, WAIT, RankFacts, RunFacts, unplanned
+from rankscope_exporter.diagnosis.facts import DEVICE, HOST, WAIT, RankFacts, RunFacts, unplanned
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 DATA = ("data", "data_cpu", "data_io")
@@ -111,7 +111,8 @@ def _floor(run: RunFacts, planned: Mapping[int, float]) -> float:
         own = {one.rank: one.ratios.get(WAIT, 0.0) - planned[one.rank] for one in members}
         for one in members:
             aligned = one.spent.aligned
-            if aligned.seconds > 0.0:  # the wait in a step that is not over yet may be for a late rank
+            # The wait in a step that is not over yet may be for a late rank. A single step may have begun long before.
+            if aligned.seconds > 0.0 and (one.clock == DEVICE or aligned.steps > 1.0):
                 in_steps = sum(unplanned(one.ratios).values()) / aligned.seconds
                 waited += min(aligned.wait_floor * in_steps, own[one.rank])
             else:

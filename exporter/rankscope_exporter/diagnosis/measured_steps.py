@@ -180,7 +180,8 @@ class MeasuredSteps:
         self._steps += fmean(one.spent.iterations for one in known)
         left = {rank: max(self._ranks[rank].balance, 0.0) for rank in times}
         kind = self._kind(left, self._steps, self._seconds)
-        if kind != UNKNOWN or self._seconds > UNKNOWN_AFTER:
+        # Within a step, how long it takes is unknown.
+        if (self._steps and kind != UNKNOWN) or self._seconds > UNKNOWN_AFTER:
             times = {rank: time.plus(left[rank], kind) for rank, time in times.items()}
             for number, over in left.items():
                 self._ranks[number].balance -= over
@@ -232,7 +233,7 @@ class MeasuredSteps:
         It is known if the long steps that were measured are long enough, and usual if it is small.
         """
         excess, ranks = fmean(over.values()), [self._ranks[rank].measured for rank in over]
-        if 0.0 < excess <= fmean(rank.long for rank in ranks) * max(steps, 1.0):
+        if 0.0 < excess <= LONG * fmean(rank.long for rank in ranks) * max(steps, 1.0):
             return EXCESS
         edge = EDGE * fmean(rank.length for rank in ranks)
         return USUAL if excess <= max(SMALL * seconds, edge) else UNKNOWN

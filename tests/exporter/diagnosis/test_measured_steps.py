@@ -65,6 +65,30 @@ def test_the_account_has_the_loss_in_steps_of_any_length(factor, level, seconds,
     assert found["straggler"] == pytest.approx(ratio(0.4, 4, 0.2) / 2, rel=0.1)
 
 
+def late_from(first: int, factor: float) -> Change:
+    """Make rank 1 late in every fourth step, and in every step from the first one given."""
+    sometimes, always = (spend("backward", 0.1 * factor, 1, every=every) for every in (4, 1))
+    return lambda step, rank, work: (always if step >= first else sometimes)(step, rank, work)
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+@pytest.mark.parametrize("first", [10, 100], ids=["later in each step", "in some steps"])
+def test_the_account_of_steps_of_a_minute_is_that_of_short_ones(clock: str, first: int) -> None:
+    """Both have the same 25 steps. Each account of short ones has several of them."""
+    short, long = (
+        account(
+            Training(4, clock=clock, transfer=0.01 * factor),
+            *(times(factor), late_from(first, factor)),
+            seconds=5.0 + 26 * 0.25 * factor,
+            every=every,
+        )
+        for clock, factor, every in (("host", 5.0, 1), (clock, 300.0, 5))
+    )
+    for cause in ("straggler", "transfer"):
+        assert long[cause] / long["none"] == pytest.approx(short[cause] / short["none"], rel=0.1)
+    assert long["unknown"] == 0.0
+
+
 def test_late_data_of_one_rank_alone_is_in_the_account() -> None:
     found = account(Training(1, clock="device", level=3), spend("data_wait", 2.0, every=20))
     assert found["data"] == pytest.approx(ratio(2.0, 20), rel=0.15)
