@@ -93,12 +93,11 @@ def _waiting(run: RunFacts, planned: Mapping[int, float], waited: float, allocat
     floor = min(_floor(run, planned) / allocated, waited)
     if not run.stages:
         return {"transfer": floor, "straggler": waited - floor}
-    least = min(shortest_wait(members) for members in run.stages.values()) * len(run.ranks) / allocated
-    imbalance = min(mean_stage_wait(run) * len(run.ranks) / allocated, max(floor - least, 0.0))
-    bubble = min(expected_bubble(run) * len(run.ranks) / allocated, floor - imbalance)
-    transfer = min(max(least - bubble, 0.0), floor - imbalance - bubble)
-    late = waited - transfer - bubble - imbalance
-    return {"transfer": transfer, "bubble": bubble, "stage_imbalance": imbalance, "straggler": late}
+    least = min(min(shortest_wait(members) for members in run.stages.values()) * len(run.ranks) / allocated, floor)
+    bubble = min(expected_bubble(run) * len(run.ranks) / allocated, least)
+    imbalance = min(mean_stage_wait(run) * len(run.ranks) / allocated, floor - least)
+    late = waited - least - imbalance
+    return {"transfer": least - bubble, "bubble": bubble, "stage_imbalance": imbalance, "straggler": late}
 
 
 def _floor(run: RunFacts, planned: Mapping[int, float]) -> float:
