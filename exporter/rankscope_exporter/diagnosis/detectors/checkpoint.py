@@ -39,4 +39,4 @@ def detect_overdue(window: Window, _past: Past) -> Iterator[Candidate]:
         yield Candidate(OVERDUE, 0.0, cause, evidence={"age": age}, lasted=age, needed=thresholds.checkpoint_overdue)
 
 
-DETECTORS = (StateDetector(SLOW, detect_slow), StateDetector(OVERDUE, detect_overdue, needs_steps=True))
+DETECTORS = (StateDetector(SLOW, detect_slow, returns=True), StateDetector(OVERDUE, detect_overdue, needs_steps=True))

@@ -62,6 +62,15 @@ def aged(began: float, checkpoint: float | None) -> Adjust:
     return change
 
 
+@pytest.mark.parametrize(("seconds", "findings"), [(120.0, 1), (30.0, 0)])
+def test_checkpoints_each_twenty_minutes_that_are_slow_are_one_finding(seconds: float, findings: int) -> None:
+    """An hour has two of them, or three: their ratio exceeds the limit and falls below it, again and again."""
+    trial = Trial(Training(1), every=20)
+    longer = [spend("other", 20.0), spend("checkpoint", seconds, every=round((1200.0 - seconds) / 20.2))]
+    trial.train(3 * HOUR, *longer)
+    assert len(trial.opened("slow_checkpoint")) == findings
+
+
 def test_a_long_start_up_does_not_count_as_time_without_a_checkpoint() -> None:
     def started(hours: float) -> Callable[[RankReading], RankReading]:
         long = hours * 3600.0
