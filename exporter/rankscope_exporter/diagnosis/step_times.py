@@ -7,6 +7,7 @@ from itertools import accumulate
 from math import inf
 
 from rankscope.record.layout import STEP_BOUNDS
+from rankscope_exporter.diagnosis import chance
 from rankscope_exporter.diagnosis.facts import RunFacts
 
 SPIKE = 4.0
@@ -62,6 +63,19 @@ def long_to_usual(run: RunFacts) -> float:
 def has_spikes(run: RunFacts) -> bool:
     """Return whether few steps are far longer than the rest. Then one rank may be late for a while by chance."""
     return long_to_usual(run) > SPIKE
+
+
+def events(run: RunFacts) -> float:
+    """Return how many events of equal size the compared steps have: all of them, or fewer if few steps are longer."""
+    one = run.first
+    usual = quantile(one.spent.step_buckets, 0.5) if one else None
+    if one is None or not usual:
+        return 0.0
+    counted = [*zip(_unplanned(run, one.spent.step_buckets, usual), (0.0, *STEP_BOUNDS), strict=True)]
+    long = [(count, bound - usual) for count, bound in counted if bound > usual]
+    total, squares = sum(count * excess for count, excess in long), sum(count * excess**2 for count, excess in long)
+    steps = sum(count for count, _ in counted)
+    return one.spent.aligned.steps * (chance.events(total, squares) / steps if total else 1.0)
 
 
 def _unplanned(run: RunFacts, buckets: tuple[float, ...], usual: float) -> tuple[float, ...]:

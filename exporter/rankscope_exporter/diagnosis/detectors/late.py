@@ -48,7 +48,7 @@ from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import LAYOUT, Candidate, Place
 from rankscope_exporter.diagnosis.late_set import Ranks, late_sets
 from rankscope_exporter.diagnosis.lost import avoidable_throttling, throttling
-from rankscope_exporter.diagnosis.step_times import has_spikes
+from rankscope_exporter.diagnosis.step_times import events, has_spikes
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND, IN_TURN = "straggler", "rotating_straggler"
@@ -311,12 +311,12 @@ def _taking_turns(run: RunFacts, thresholds: Thresholds) -> Ranks:
     Over hours, they are sought thousands of times, so the limit is far below that of a single loss.
     """
     blame = sorted(((sum(one.spent.aligned.blame.values()), one.rank) for one in run.ranks), reverse=True)
-    reached, steps = [*accumulate(seconds for seconds, _ in blame)], run.ranks[0].spent.aligned.steps
+    reached, number = [*accumulate(seconds for seconds, _ in blame)], events(run)
     count = 1 + sum(seconds < MOST_OF_BLAME * reached[-1] for seconds in reached)
-    if not 1 < count <= min(FEW, len(blame) // 2) or steps < TURNS * len(blame) or has_spikes(run):
+    if not 1 < count <= min(FEW, len(blame) // 2) or number < TURNS * len(blame):
         return ()
-    events = steps / UNEVEN_STEPS
-    by_chance = chance.of_most(events * reached[count - 1] / reached[-1], events, count, len(blame))
+    number /= UNEVEN_STEPS
+    by_chance = chance.of_most(number * reached[count - 1] / reached[-1], number, count, len(blame))
     return tuple(sorted(rank for _, rank in blame[:count])) if by_chance < thresholds.chance**2 else ()
 
 

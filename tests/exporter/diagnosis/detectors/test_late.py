@@ -87,6 +87,19 @@ def test_ranks_that_are_late_in_turn_are_not_stragglers() -> None:
     assert late.explain_in_turn(one, ())
 
 
+@pytest.mark.parametrize(("every", "named"), [(1, (5, 6)), (200, ())], ids=["in each step", "in two of 400 steps"])
+def test_ranks_take_turns_only_if_they_are_last_in_many_steps(every: int, named: Ranks) -> None:
+    """The others wait for the last one to end a rollout: in the second case, once for each of two ranks."""
+
+    def rollout(step: int, rank: int, work: Work) -> None:
+        if (step - every // 2) % every == 0:
+            work["other"] = every * (0.15 if rank == (5, 6)[step // every % 2] else 0.1)
+
+    candidate = late.explain_in_turn(window(Training(8), rollout, seconds=160.0), ())
+    assert candidate
+    assert candidate.place.ranks == named
+
+
 def test_a_phase_that_the_script_defines_is_a_cause() -> None:
     """The step rings do not have its seconds."""
 
