@@ -67,10 +67,6 @@ EARLY = Thresholds(pace_known_after=45.0)
 """Thresholds with a pace after few steps, because a test does not make three hundred."""
 
 
-WARM_UP_EVERY = 5
-"""Seconds between two readings of the healthy training at the begin of a test."""
-
-
 @dataclass
 class _Rank:
     number: int
@@ -218,21 +214,17 @@ class Training:
 class Trial:
     """A run and its judge, with every verdict."""
 
-    def __init__(
-        self, training: Training | None = None, thresholds: Thresholds = EARLY, every: int | None = None
-    ) -> None:
+    def __init__(self, training: Training | None = None, thresholds: Thresholds = EARLY, every: int = 1) -> None:
         self.training = training or Training()
-        self.every = every or 1
+        self.every = every
         """The seconds between two readings: several make a test of hours short."""
-        self._warm_up_every = every or WARM_UP_EVERY
         self.judge = RunJudge(RUN, thresholds)
         self.verdicts: list[Verdict] = []
 
     def train(self, seconds: float, *changes: Change) -> Verdict:
-        """Train and return the last verdict. Without `every`, healthy training before the first change is read less."""
-        is_warm_up = not ({*changes} - {drift} or self.verdicts or seconds % WARM_UP_EVERY)
-        every = self._warm_up_every if is_warm_up else self.every
-        self.verdicts += [self.judge.update(*moment) for moment in self.training.train(seconds, *changes, every=every)]
+        """Train and return the last verdict."""
+        moments = self.training.train(seconds, *changes, every=self.every)
+        self.verdicts += [self.judge.update(*moment) for moment in moments]
         return self.verdicts[-1]
 
     def trained(self, seconds: float, *changes: Change) -> Trial:
