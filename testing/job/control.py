@@ -41,8 +41,6 @@ class Behavior:
     warm_up: float = 0  # in forward, more than usual, for the first 20 steps
     micro_steps: int = 1
     overflows: bool = False  # every gradient is infinite
-    loss_is_nan: bool = False  # the loss that it logs
-    lacks_memory: bool = False  # in forward of the next step: it ends by torch's exception
     hangs: bool = False  # outside a collective
     hangs_in_collective: bool = False
     stays_in_startup: bool = False  # during the first step

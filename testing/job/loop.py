@@ -6,7 +6,6 @@ All of these are real. The time of a device is slept: by the host over gloo, or 
 # No `annotations` from __future__: torch checks the annotations of a communication hook.
 import gc
 import itertools
-import math
 import os
 import random
 import time
@@ -38,7 +37,6 @@ class TrainingLoop:
         self.checkpoint = directory / f"checkpoint-{self.rank}.pt"
         self.progress = Progress(directory / "progress")
         self.behavior = self.control.at(0)
-        self.lacks_memory = False
         self.work = Work(device, self.behavior)
         self.layers = layers(self.work)
         self.model = DistributedDataParallel(self.layers)
@@ -68,7 +66,6 @@ class TrainingLoop:
                 with rankscope.phase("evaluation"):
                     sleep(behavior.evaluation)
             self._restore_scale(behavior)
-            self.lacks_memory = before.lacks_memory
             self._step(step, behavior)
 
     def _step(self, step: int, behavior: Behavior) -> None:
@@ -85,7 +82,6 @@ class TrainingLoop:
         self._update()
         if step % behavior.read_every == 0:
             self.device.read(loss)
-        rankscope.log(loss=math.nan if behavior.loss_is_nan else 1.0)
         self._after_update(step, behavior)
 
     def _forward_and_backward(self, batch: dict[str, torch.Tensor], step: int, behavior: Behavior) -> torch.Tensor:
@@ -93,8 +89,6 @@ class TrainingLoop:
         if behavior.rotating and self._is_my_turn(step):
             self.work.extra += behavior.rotating
         loss = loss_of(self.model(batch["input_ids"]))
-        if self.lacks_memory:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if behavior.overflows:
             loss = loss * float("inf")
         self.scaler.scale(loss).backward()

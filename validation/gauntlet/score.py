@@ -35,7 +35,7 @@ def judge(case: Case, target: Target, onset: float, notifications: Iterable[Noti
     return Verdict(
         fired=True,
         place_right=case.place(target).items() <= first.labels.items(),
-        cause_right=not causes or not causes.isdisjoint(map(first.labels.get, ("cause", "reason"))),
+        cause_right=not causes or first.labels.get("cause") in causes,
         seconds=first.received - onset,
         labels=first.labels,
     )

@@ -110,13 +110,6 @@ FAULTS = {
         alert("RankscopeLossScaleCollapse"),
         has_doses=False,
     ),
-    # The loss that every rank logs is NaN.
-    "f28_loss_not_finite": Case(
-        "a loss that is NaN",
-        all_ranks(lambda _: {"loss_is_nan": True}),
-        alert("RankscopeNotFinite", "loss"),
-        has_doses=False,
-    ),
     # The host takes twice as long to launch the model's many small kernels as the device takes to run them.
     "f25_launch_bound": Case(
         "launch-bound",

@@ -52,14 +52,6 @@ FAULTS = {
         drawn_rank,
         has_doses=False,
     ),
-    # A rank ends by torch's exception for a GPU without memory; torchrun ends the others.
-    "f27_out_of_memory": Case(
-        "a rank without GPU memory",
-        one_rank(lambda _: {"lacks_memory": True}),
-        alert("RankscopeRankCrashed", "out_of_memory"),
-        drawn_rank,
-        has_doses=False,
-    ),
     # A job has its ranks, but makes no step.
     "f20_slow_startup": Case(
         "start-up without an end",
