@@ -15,6 +15,7 @@ import yaml
 from rankscope.cli import py_spy, stacks
 from rankscope.cli.explaining import fetching
 from rankscope.cli.stack_text import FRAMES_LIMIT, THREADS_LIMIT
+from rankscope_exporter.capture import stalls
 from rankscope_exporter.capture.service import CPU_RATIO
 from rankscope_exporter.diagnosis import judged
 from rankscope_exporter.diagnosis.limits import CPU_SECONDS
@@ -143,6 +144,7 @@ def security() -> Figures:
             share.LINE,
         ],
         "and {}% of a core on average for all users": [round(100 * CPU_RATIO)],
+        "have made no progress for {} s, and once": [round(stalls.LEAST_SECONDS)],
         "arrive within {} s": [int(limits.REQUEST_SECONDS)],
         "read within {} s": [int(limits.RESPONSE_SECONDS)],
         "closed after {} s": [limits.KEEP_ALIVE_SECONDS],

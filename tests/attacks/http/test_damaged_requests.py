@@ -50,7 +50,7 @@ def test_invalid_requests_log_few_lines(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_the_fuzzer_detects_an_error_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("rankscope_exporter.web.app.render_status", fail)
