@@ -8,7 +8,7 @@ from math import inf, isfinite
 from statistics import fmean, median
 
 from rankscope.record import phases
-from rankscope_exporter.diagnosis.facts import DEVICE, HOST, WAIT, RankFacts, RunFacts, unplanned
+from rankscope_exporter.diagnosis.facts import DEVICE, HOST, WAIT, RankFacts, RunFacts, lower_median, unplanned
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 DATA = ("data", "data_cpu", "data_io")
@@ -171,10 +171,11 @@ def micro_batches(run: RunFacts) -> float | None:
 def _dry(run: RunFacts, moving: Parts) -> tuple[Parts, Parts]:
     """Return the ratio of the time by phase in which devices were dry: because of device reads, and of launches.
 
-    All ranks are affected alike, so the median rank is used. If the host never waited for the device, a step would take
-    the longer of the host's issue time and the device's compute time. The loss to reads is therefore the time in which
-    both wait: the host for the device, and the device for the host. The rest is lost to a slow host (launches), as far
-    as the host's issue time exceeds the device's compute time.
+    All ranks are affected alike, so the median rank is used; of two or three ranks the least, for one of them may be
+    late. If the host never waited for the device, a step would take the longer of the host's issue time and the
+    device's compute time. The loss to reads is therefore the time in which both wait: the host for the device, and the
+    device for the host. The rest is lost to a slow host (launches), as far as the host's issue time exceeds the
+    device's compute time.
 
     The device clock counts a whole phase as dry, also if the device computes most of it and only keeps up with the
     host. The GPU's busy time bounds that.
@@ -186,7 +187,9 @@ def _dry(run: RunFacts, moving: Parts) -> tuple[Parts, Parts]:
         return reads, launches
     share = len(measured) / len(run.ranks)
     dry = {
-        phase: min(median(one.spent.device_dry.get(phase, 0.0) * one.device_scale for one in measured) * share, ratio)
+        phase: min(
+            lower_median([one.spent.device_dry.get(phase, 0.0) * one.device_scale for one in measured]) * share, ratio
+        )
         for phase, ratio in moving.items()
         if phase in phases.ISSUING
     }

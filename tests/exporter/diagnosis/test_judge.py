@@ -243,6 +243,18 @@ def test_a_loss_on_the_device_is_found_and_ends_however_few_steps_are_measured(e
     assert len(trial.opened("device_reads")) == 1
 
 
+def test_the_device_of_one_rank_of_two_that_runs_dry_is_no_loss_of_the_whole_run() -> None:
+    """A host that pauses, or lacks CPU time, leaves its device dry: that rank is late."""
+    of_rank = FewMeasuredSteps(1), FewMeasuredSteps(1)
+    trial = Trial(Training(2, adjust=lambda one: of_rank[one.rank](one))).trained(120)
+    of_rank[1].is_dry = True
+    trial.train(120)
+    assert "device_reads" not in trial.kinds()
+    of_rank[0].is_dry = True
+    trial.train(60)
+    assert "device_reads" in trial.kinds()
+
+
 def test_one_measured_step_is_not_enough_for_a_finding() -> None:
     few = FewMeasuredSteps(32)
     trial = Trial(Training(1, adjust=few)).trained(120)
