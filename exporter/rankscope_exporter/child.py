@@ -6,6 +6,7 @@ One that waits for a broken driver or for a dead network file system cannot be k
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from typing import Any
 
 LINES_LIMIT = 100_000
 END_WITHIN = 0.2  # seconds for the end after SIGKILL; eight GPUs may all be stuck
-ERROR_LIMIT = 8000  # bytes at the end of the standard error
+ERROR_LIMIT = 2**18  # bytes of the standard error; what follows cannot be written
 NO_VARIABLES: Mapping[str, str] = {}
 ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 
@@ -33,8 +34,11 @@ class Child:
         self.lines: list[dict[str, Any]] = []
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         with contextlib.ExitStack() as stack:
-            # In memory: a disk may be full, or not answer.
-            self._errors = stack.enter_context(open(os.memfd_create("errors"), "w+b"))  # noqa: PTH123 - a descriptor
+            # In memory: a disk may be full, or not answer. It cannot grow.
+            errors = os.memfd_create("errors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._errors = stack.enter_context(open(errors, "w+b"))  # noqa: PTH123 - a descriptor
+            self._errors.truncate(ERROR_LIMIT)
+            fcntl.fcntl(errors, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
             self._process = subprocess.Popen(  # noqa: S603 - this package's own program
                 command,
                 # With `-m`, Python imports from the current directory first, which may belong to another user.
@@ -77,9 +81,8 @@ class Child:
     @property
     def error(self) -> str:
         """Return the last line of its standard error that names an error, or the last line."""
-        size = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, size - ERROR_LIMIT))
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        written = os.pread(self._errors.fileno(), ERROR_LIMIT, 0).rstrip(b"\0")  # the process may write on
+        lines = written.decode(errors="replace").strip().splitlines()
         named = [line for line in lines if ERROR.match(line)]  # torch adds lines of advice to an error of CUDA
         return (named or lines or [""])[-1].strip()
 
