@@ -392,7 +392,7 @@ def _spend(durations: Array, extra: Extra, usual: float) -> None:
     """Add what some ranks spend in addition, as a ratio of the usual step."""
     numbers, ranks = np.arange(0, len(durations), extra.every), np.array(extra.ranks)
     if extra.in_turn:
-        numbers, ranks = numbers[:, None], ranks[numbers % len(ranks)][:, None]
+        numbers, ranks = numbers[:, None], ranks[np.arange(len(numbers)) % len(ranks)][:, None]
     else:
         numbers = numbers[:, None]
     for phase, part in extra.phases.items():

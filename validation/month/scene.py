@@ -329,6 +329,12 @@ def _in_turn(scene: Scene, draw: Draw) -> Scene:
     return scene.with_truth(kinds=("rotating_straggler",), causes=causes).with_fault(Mode((extra,)))
 
 
+def _pause_in_turn(scene: Scene, draw: Draw) -> Scene:
+    ranks = tuple(draw.permutation(scene.plan.ranks).tolist())
+    extra = Extra({"other": 1.0}, 20 * (scene.plan.dose - 1), ranks, every=20, in_turn=True)
+    return scene.with_truth(kinds=("rotating_straggler",), causes=("spikes",)).with_fault(Mode((extra,)))
+
+
 def _each_nth(scene: Scene, draw: Draw) -> Scene:
     every, rank = int(draw.choice([10, 20, 50, 100])), int(draw.integers(scene.plan.ranks))
     mode = Mode((Extra({"other": 1.0}, every * (scene.plan.dose - 1), (rank,), every),))
@@ -397,6 +403,7 @@ FAULTS: dict[str, Callable[[Scene, Draw], Scene]] = {
     "alone for a tenth of each hour": partial(_alone, seconds=6 * MINUTE, every=HOUR),
     "hang": _hang,
     "slow start-up": _slow_startup,
+    "ranks pause in turn": _pause_in_turn,
 }
 WITHIN = {
     *((fault, 1.05) for fault in FAULTS),
@@ -407,13 +414,14 @@ WITHIN = {
 chance (2 to 6%), and the few ranks that wait for most others cost less than 3% of the GPU time."""
 SHORT_STEPS = (
     *("late in each n-th step", "slow, and another rank restarts", "throttled 30 s each 10 min"),
-    *("alone for 20 s a minute", "alone for a tenth of each hour"),
+    *("alone for 20 s a minute", "alone for a tenth of each hour", "ranks pause in turn"),
 )
-DOSES_OF = {"throttled 30 s each 10 min": (2.0,), "alone for 20 s a minute": (1.5,)}
+DOSES_OF = {"ranks pause in turn": (1.3, 2.0), "throttled 30 s each 10 min": (2.0,), "alone for 20 s a minute": (1.5,)}
 DOSES_OF |= dict.fromkeys(("alone for a tenth of each hour", "hang", "slow start-up"), (1.0,))
 LASTS = {
     "throttled 30 s each 10 min": HOUR,
     "alone for 20 s a minute": HOUR,
+    "ranks pause in turn": 2 * HOUR,
     "alone for a tenth of each hour": 5 * HOUR,
 }
 """Seconds, if not half an hour."""

@@ -31,6 +31,9 @@ TURNS = 2
 so for several steps at times."""
 BY_CHANCE = 2.0
 """Standard errors by which the lags of ranks differ by chance, if they are late in turn."""
+FEW_EVENTS, MANY_EVENTS = 5.0, 16.0
+"""Numbers of events of equal size: from the first on, they show whether they are the same rank's, from the second on
+well."""
 
 
 def concerns_only(key: Key, ranks: Collection[int]) -> bool:
@@ -89,9 +92,9 @@ class Peers:
 class Span:
     """Consecutive parts, the newest first."""
 
-    def __init__(self, parts: Sequence[Part], run: Parts) -> None:
-        """Set the parts, and all parts of the run."""
-        self._parts, self._run = parts, run
+    def __init__(self, parts: Sequence[Part], run: Parts, older: Sequence[Part] = ()) -> None:
+        """Set the parts, all parts of the run, and those before this span."""
+        self._parts, self._run, self._older = parts, run, older
         self.begins = parts[-1].ends - parts[-1].seconds
         self.seconds = sum(part.seconds for part in parts)
         self.steps = sum(part.steps for part in parts)
@@ -185,7 +188,7 @@ class Span:
                 yield Lasting(self._newest(known[index] + 1), mean + allowance, min(steady, by_events))
 
     def _newest(self, count: int) -> Span:
-        return Span(self._parts[:count], self._run)
+        return Span(self._parts[:count], self._run, [*self._parts[count:], *self._older])
 
     def _turns(self, lags: Sequence[float], rivals: Collection[int], before: int, level: float) -> int:
         """Return how often the ranks and others were late in turn, before the newest parts in which they are late."""
@@ -208,20 +211,56 @@ class Span:
         gaps = (new - old for (number, new), (following, old) in pairwise(above) if following > number + 1)
         return max(gaps, default=0.0)
 
-    def beyond_late(self, key: Key, kind: str, seconds: float) -> float | None:
+    def beyond_late(self, key: Key, kind: str, seconds: float, level: float) -> float | None:
         """Return the mean loss of a run without what ranks explain that are always late; None if it is unknown.
 
         Then the one that waits least has no wait for others. They may be other ranks in each block of parts that covers
-        these seconds. A difference that the ranks have by chance, if each step is another rank's, explains nothing.
+        these seconds and has enough events, which are losses beyond the level.
         """
+        parts = [*self._parts, *self._older]
+        whole = Span(parts, self._run)
+        values = [0.0 if math.isnan(value) else max(value - level, 0.0) for value in whole.values(key)]
+        sizes = [*map(mul, values, whole.weights(key[0]))]
+        ends = whole._ends(len(self), seconds, sizes, FEW_EVENTS, MANY_EVENTS) or self._ends(len(self), seconds, sizes)
         total = known = 0.0
-        for block in self._blocks(seconds):
-            mean, least = block.mean(key), block.least(kind)
-            if mean is not None and least is not None:
-                by_chance = BY_CHANCE * mean / math.sqrt(max(block.steps, 1.0))
-                total += block.seconds * (least if mean - least > by_chance else mean)
+        for begin, end in pairwise(ends):
+            block = Span(parts[begin : min(end, len(self))], self._run)
+            mean, ratio = block.mean(key), Span(parts[begin:end], self._run)._in_turn(key, kind)
+            if mean is not None and not math.isnan(ratio):
+                total += block.seconds * mean * ratio
                 known += block.seconds
         return total / known if known else None
+
+    def _ends(
+        self, count: int, seconds: float, sizes: Sequence[float], few: float = 0.0, many: float = 0.0
+    ) -> Sequence[int]:
+        """Return the number of parts before each block of the newest parts, and after the last; empty without events.
+
+        A block covers these seconds and has at least a few events; many if it has to be longer for that. The last one
+        also has the rest of the newest parts. If it is the only one, it may have older parts.
+        """
+        ends, covered, total, squares, needed = [0], 0.0, 0.0, 0.0, few
+        for end, (part, size) in enumerate(zip(self._parts, sizes, strict=False), start=1):
+            covered, total, squares = covered + part.seconds, total + size, squares + size * size
+            if covered >= seconds:
+                needed = many if chance.events(total, squares) < needed else 0.0
+                if not needed:
+                    ends.append(end)
+                    covered, total, squares, needed = 0.0, 0.0, 0.0, few
+            if end >= count and len(ends) > 1:
+                return [*ends[:-1], max(end, count)]
+        return [0, len(self)] if chance.events(total, squares) >= few else []
+
+    def _in_turn(self, key: Key, kind: str) -> float:
+        """Return the ratio of a run's loss that no ranks explain which are always late; NaN if it is unknown.
+
+        A difference that the ranks have by chance, if each step is another rank's, explains nothing.
+        """
+        mean, least = self.mean(key), self.least(kind)
+        if mean is None or least is None:
+            return math.nan
+        by_chance = BY_CHANCE * mean / math.sqrt(max(self.steps, 1.0))
+        return least / mean if mean - least > by_chance else 1.0
 
     def least(self, kind: str) -> float | None:
         """Return the mean wait of the ranks that wait least among their peers, as a mean wait of all but the last.
@@ -241,18 +280,6 @@ class Span:
         """Return the ranks whose waits are known in the most parts."""
         known = {rank: sum(map(math.isfinite, self._column(kind, rank))) for rank in ranks}
         return tuple(rank for rank, count in known.items() if count == max(known.values()))
-
-    def _blocks(self, seconds: float) -> Sequence[Span]:
-        """Return consecutive spans, the newest first, that cover these seconds; the last one has the rest."""
-        blocks, block = list[list[Part]](), list[Part]()
-        for part in self._parts:
-            block.append(part)
-            if sum(one.seconds for one in block) >= seconds:
-                blocks.append(block)
-                block = []
-        if blocks:
-            blocks[-1] += block
-        return [Span(parts, self._run) for parts in blocks or [block]]
 
     def rise(self, key: Key, level: float) -> Span:
         """Return the newest parts in which the loss has been above the level.
@@ -323,14 +350,10 @@ class Parts:
         Choose the longest parts of which eight fit into the time, so that every part contains what happens once in a
         few steps.
         """
-        newest: list[Part] = []
-        covered = 0.0
-        for part in reversed(self._fitting(seconds)):
-            newest.append(part)
-            covered += part.seconds
-            if covered >= seconds and len(newest) >= least:
-                return Span(newest, self)
-        return None
+        parts = [*reversed(self._fitting(seconds))]
+        covered = accumulate(part.seconds for part in parts)
+        count = next((count for count, one in enumerate(covered, start=1) if one >= seconds and count >= least), None)
+        return Span(parts[:count], self, parts[count:]) if count else None
 
     def _fitting(self, seconds: float) -> Sequence[Part]:
         fitting = (ring for ring, long in zip(self._rings, RESOLUTIONS, strict=True) if FITTING * long <= seconds)

@@ -198,8 +198,11 @@ class LossFindings:
 
     def _mean(self, key: Key, span: Span) -> float | None:
         """Return the mean loss without that of sets that are always late, if the detector excludes it."""
-        less = _DETECTORS[key[0]].less
-        return span.beyond_late(key, less, self._shortest_seconds) if less else span.mean(key)
+        detector = _DETECTORS[key[0]]
+        if not detector.less:
+            return span.mean(key)
+        level = self._healthy(detector) + self._thresholds.loss / 2
+        return span.beyond_late(key, detector.less, self._shortest_seconds, level)
 
     def _still_late(self, shortest: Span) -> set[int]:
         """Return the ranks of open findings that are late now."""

@@ -94,7 +94,7 @@ class Pace:
         self._thresholds = thresholds
         self.standstill: Standstill | None = None
         self.longest: dict[str, Longest] = {}
-        """By what the run waited for, or by `key` if it waited so long that it was a hang."""
+        """By what the run waited for, or by `key` if it waited so long that it was a hang, until another rank's was, too."""
         self.stalls: deque[Stall] = deque(maxlen=STALLS)
         self.stepped_since: float | None = None
         self._steps, self._stepped_at = 0.0, -inf
@@ -152,7 +152,9 @@ class Pace:
         for (awaited, rank), seconds in self._waited.items():
             if awaited not in going_on and self.stepped_since is not None:
                 is_hang = awaited not in UNNAMED and seconds >= max(least, limits.get(awaited, 0.0))
-                name = key(awaited, rank) if is_hang else awaited
+                name = key(awaited, rank)
+                of_others = any(one != name and one.startswith(f"{awaited} ") for one in self.longest)
+                name = name if is_hang and not of_others else awaited
                 known = self.longest.get(name, Longest(0.0, 0.0, at))
                 is_longer = seconds >= known.recent or at - known.ended > HOUR
                 recent = (seconds, at) if is_longer else (known.recent, known.ended)

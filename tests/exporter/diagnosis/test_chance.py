@@ -92,6 +92,41 @@ def test_collectors_that_run_in_turn_for_some_seconds_do_not_alert(seconds: floa
     assert [one.candidate.cause for one in trial.opened("rotating_straggler")] == ["gc"] * is_found
 
 
+def paused(seconds: float, every: int, ranks: int, number: int = 0) -> Change:
+    """Make a random rank, or the one with this number, pause in every n-th step."""
+    draw = random.Random(ranks)
+    chosen = [number or draw.randrange(ranks) for _ in range(1000)]
+
+    def change(step: int, rank: int, work: Work) -> None:
+        if step % every == 0 and chosen[step // every] == rank:
+            work["other"] = seconds
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seconds", "every", "clock"),
+    [(2, 1.0, 20, "host"), (8, 2.0, 25, "host"), (8, 2.0, 25, "device"), (20, 0.8, 15, "host")],
+)
+def test_ranks_that_pause_one_at_a_time_are_late_in_turn(ranks: int, seconds: float, every: int, clock: str) -> None:
+    """In most blocks of seven seconds there is one pause, and so one late rank."""
+    trial = Trial(Training(ranks, clock=clock)).trained(30)
+    trial.train(150, paused(seconds, every, ranks))
+    (finding,) = trial.verdicts[-1].findings
+    assert (finding.kind, finding.candidate.place.ranks, finding.candidate.cause) == ("rotating_straggler", (), "spikes")
+    assert 0.5 <= finding.candidate.ratio * (0.2 * every + seconds) / seconds <= 1.5
+    assert len(trial.kinds()) == 1
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+def test_pauses_of_one_rank_are_not_in_turn_and_short_ones_are_none(clock: str) -> None:
+    trial = Trial(Training(4, clock=clock))
+    assert not trial.trained(200, paused(0.1, 20, 4)).kinds()
+    trial.train(200, paused(1.0, 20, 4, number=1))
+    assert [one.candidate.place.ranks for one in trial.verdicts[-1].findings] == [(1,)]
+    assert trial.kinds() == {"straggler"}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_two_ranks_with_uneven_work_have_no_straggler(seed: int) -> None:
     assert not Trial(Training(2), every=3).trained(900, uneven(0.15, seed)).opened()

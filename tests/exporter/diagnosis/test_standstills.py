@@ -224,6 +224,16 @@ def test_a_hang_lengthens_the_limit_of_its_own_rank_alone() -> None:
     assert trial.find(hang("other", 0))[0] <= 60.0
 
 
+def test_pauses_of_one_rank_after_the_other_hang_twice_at_most() -> None:
+    """Then they are the pace of all ranks: a hang of another one is found by it."""
+    trial = Trial(Training(8), every=2).trained(330)
+    for rank in range(6):
+        trial.train(1, spend("other", 80.0, rank))
+        trial.train(100)
+    assert len(trial.opened("hang")) == 2
+    assert 80.0 < trial.find(hang("other", 7), kinds={"hang"})[0] <= 4 * 81.0
+
+
 def test_the_paces_of_a_run_are_limited() -> None:
     pace = Trial(Training(2)).trained(330).judge.history.pace
     pace._waited = {("backward", rank): 100.0 for rank in range(1000)}
