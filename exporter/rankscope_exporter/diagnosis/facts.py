@@ -101,7 +101,7 @@ class RankFacts:
             return (aligned.wait_floor + aligned.skew) / aligned.seconds
         return self.step_ratios.get(WAIT, 0.0)
 
-    @property
+    @cached_property
     def planned_seconds(self) -> float:
         """Return the rank's seconds in planned phases."""
         return sum(self.spent.phases.get(phase, 0.0) for phase in phases.PLANNED)
@@ -111,7 +111,7 @@ class RankFacts:
         """Return the rank's time in planned phases."""
         return self.planned_seconds / self.seconds
 
-    @property
+    @cached_property
     def unplanned_seconds(self) -> float:
         """Return the rank's seconds outside of planned phases."""
         return sum(unplanned(self.spent.phases).values())

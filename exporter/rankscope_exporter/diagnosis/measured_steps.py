@@ -51,6 +51,8 @@ class _Steps:
         self._recent: deque[tuple[float, float, Parts]] = deque(maxlen=RECENT)
         """Steps, seconds and parts, by reading."""
         self._usual: Sequence[tuple[float, float, Parts]] = ()
+        self._usual_parts: Parts = {}
+        """What a usual step consists of."""
         self.length = 0.0
         """The seconds of a usual step."""
         self._excess = self._squares = 0.0
@@ -68,16 +70,14 @@ class _Steps:
         self._recent.append((steps, seconds, parts))
         limit = LONG * median(seconds / steps for steps, seconds, _ in self._recent)
         self._usual = [one for one in self._recent if one[1] <= limit * one[0]]
-        self.length = sum(seconds for _, seconds, _ in self._usual) / sum(steps for steps, _, _ in self._usual)
+        number = sum(steps for steps, _, _ in self._usual)
+        self.length = sum(seconds for _, seconds, _ in self._usual) / number
+        self._usual_parts = _sum((1.0 / number, parts) for _, _, parts in self._usual)
         if seconds > limit * steps:
             excess = seconds - steps * self.length
             self._excess = KEPT * self._excess + excess
             self._squares = KEPT * self._squares + excess**2
-            self._of_excess = _sum([(KEPT, self._of_excess), (1.0, parts), (-steps, self._usual_parts())])
-
-    def _usual_parts(self) -> Parts:
-        number = sum(steps for steps, _, _ in self._usual)
-        return _sum((1.0 / number, parts) for _, _, parts in self._usual)
+            self._of_excess = _sum([(KEPT, self._of_excess), (1.0, parts), (-steps, self._usual_parts)])
 
     @property
     def long(self) -> float:
@@ -87,7 +87,7 @@ class _Steps:
     def parts(self, usual: float, excess: float) -> Parts:
         """Return what so many seconds of usual steps, and of the excess of long ones, consist of."""
         scale = excess / self._excess if self._excess else 0.0
-        found = _sum([(usual / self.length, self._usual_parts()), (scale, self._of_excess)])
+        found = _sum([(usual / self.length, self._usual_parts), (scale, self._of_excess)])
         return {name: max(seconds, 0.0) for name, seconds in found.items()}
 
 

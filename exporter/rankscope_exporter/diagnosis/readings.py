@@ -279,13 +279,15 @@ def spent(now: Counters, then: Counters) -> Counters:
 
 def _spent(now: Any, then: Any) -> Any:
     """Return the increase of a counter, of counters by name or by position, or of those of a dataclass."""
-    if now is None or then is None or isinstance(now, (float, int)):
-        return increase(now, then)
-    if isinstance(now, tuple):
-        return tuple(map(increase, now, then or repeat(0.0)))
-    if (kind := type(now)) in _FIELDS:
+    if (kind := type(now)) is float and type(then) is float:  # as `increase`, without a call for each of them
+        return now - then if now >= then else now
+    if kind in _FIELDS:
         return kind(*map(_spent, _FIELDS[kind](now), _FIELDS[kind](then)))
-    before = then.get  # as `increase`, without a call for each name
+    if now is None or then is None or kind is int or kind is float:
+        return increase(now, then)
+    if kind is tuple:
+        return tuple(map(increase, now, then or repeat(0.0)))
+    before = then.get
     return {name: value - base if value >= (base := before(name, 0.0)) else value for name, value in now.items()}
 
 
