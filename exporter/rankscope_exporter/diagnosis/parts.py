@@ -225,7 +225,7 @@ class Span:
         total = known = 0.0
         for begin, end in pairwise(ends):
             block = Span(parts[begin : min(end, len(self))], self._run)
-            mean, ratio = block.mean(key), Span(parts[begin:end], self._run)._in_turn(key, kind)
+            mean, ratio = block.mean(key), Span(parts[begin:end], self._run).in_turn(key, kind)
             if mean is not None and not math.isnan(ratio):
                 total += block.seconds * mean * ratio
                 known += block.seconds
@@ -251,7 +251,7 @@ class Span:
                 return [*ends[:-1], max(end, count)]
         return [0, len(self)] if chance.events(total, squares) >= few else []
 
-    def _in_turn(self, key: Key, kind: str) -> float:
+    def in_turn(self, key: Key, kind: str) -> float:
         """Return the ratio of a run's loss that no ranks explain which are always late; NaN if it is unknown.
 
         A difference that the ranks have by chance, if each step is another rank's, explains nothing.

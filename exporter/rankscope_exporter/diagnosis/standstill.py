@@ -94,7 +94,7 @@ class Pace:
         self._thresholds = thresholds
         self.standstill: Standstill | None = None
         self.longest: dict[str, Longest] = {}
-        """By what the run waited for, or by `key` if it waited so long that it was a hang, until another rank's was, too."""
+        """By what the run waited for, or by `key` if it waited so long that it was a hang, for the first rank."""
         self.stalls: deque[Stall] = deque(maxlen=STALLS)
         self.stepped_since: float | None = None
         self._steps, self._stepped_at = 0.0, -inf

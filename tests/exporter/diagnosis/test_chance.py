@@ -113,8 +113,9 @@ def test_ranks_that_pause_one_at_a_time_are_late_in_turn(ranks: int, seconds: fl
     trial = Trial(Training(ranks, clock=clock)).trained(30)
     trial.train(150, paused(seconds, every, ranks))
     (finding,) = trial.verdicts[-1].findings
-    assert (finding.kind, finding.candidate.place.ranks, finding.candidate.cause) == ("rotating_straggler", (), "spikes")
-    assert 0.5 <= finding.candidate.ratio * (0.2 * every + seconds) / seconds <= 1.5
+    found = finding.candidate
+    assert (found.kind, found.place.ranks, found.cause) == ("rotating_straggler", (), "spikes")
+    assert 0.5 <= found.ratio * (0.2 * every + seconds) / seconds <= 1.5
     assert len(trial.kinds()) == 1
 
 

@@ -6,9 +6,9 @@ rank fetches or generates without end.
 
 The run hangs if it has waited for the same thing for `stuck_pace` times the longest such wait in the last hour, and 1.5
 times the longest one ever. What it waits for is the phase of the rank that the others wait for, or that all ranks are
-in; a wait that was a hang counts for its rank alone. Outside of all phases, these differ: a pause of all ranks, as for
-rollouts by another process, does not lengthen the limit of ranks that wait in a collective for one of them. The limit
-is at least
+in. A wait that was a hang counts for its rank alone, unless there was one for another rank before. Outside of all
+phases, these differ: a pause of all ranks, as for rollouts by another process, does not lengthen the limit of ranks
+that wait in a collective for one of them. The limit is at least
 
 - `stuck_floor` seconds and 1.5 times the usual step, when the run has stepped for `pace_known_after` seconds. For a run
   that has trained for longer than the exporter, 1.5 times the longest step that it recorded if that is more.
