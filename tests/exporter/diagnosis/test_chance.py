@@ -109,7 +109,7 @@ def paused(seconds: float, every: int, ranks: int, number: int = 0) -> Change:
     [(2, 1.0, 20, "host"), (8, 2.0, 25, "host"), (8, 2.0, 25, "device"), (20, 0.8, 15, "host")],
 )
 def test_ranks_that_pause_one_at_a_time_are_late_in_turn(ranks: int, seconds: float, every: int, clock: str) -> None:
-    """In most blocks of seven seconds there is one pause, and so one late rank."""
+    """Most blocks of seven seconds have one pause, and so one late rank."""
     trial = Trial(Training(ranks, clock=clock)).trained(30)
     trial.train(150, paused(seconds, every, ranks))
     (finding,) = trial.verdicts[-1].findings
