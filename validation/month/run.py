@@ -39,14 +39,17 @@ by chance, such as a garbage collection in a measured step, would come several t
 """
 IN_STEPS = frozenset({*PHASES, "compilation", "restart", "rank restart"})
 """Kinds of events that change a run. The others are failed scrapes, which do not concern readings."""
+RARE = {"checkpoint": 1, "rank restart": 2, "restart": 3}
+"""Of several events in one step, the one with the highest number happens."""
 BEFORE, AFTER, AFTER_STEPS = 10.0, 60.0, 15
 """Seconds and steps around a change in which each second is polled."""
 NEAR, BEGUN = 4.0, 8.0
 """Seconds around the start and the end of a pause of at least so many, and after its start, when it is a standstill."""
 CHILDREN, MICRO_BATCHES = 4, 8
 """Loader workers of a rank, and micro-batches of a pipeline's step."""
-RATES, OF_GPU = 7, slice(4, 6)
-"""The number of columns of `rates`, and those of the GPU."""
+RATES, MICRO_STEPS, OF_GPU = 7, 2, slice(4, 6)
+"""The number of columns of `rates`, and those of backward passes and of the GPU."""
+COMPUTING = [P["forward"], P["backward"]]
 
 
 class Totals(NamedTuple):
@@ -109,8 +112,9 @@ class SimulatedRun:
             if modes and modes[0][0] <= now:
                 mode = modes.pop(0)[1]
                 self._add_change(now - BEFORE, now + self._after)
-            elif events and events[0].at <= now:
-                self._happen(events.pop(0), mode, now)
+            elif due := [one for one in events if one.at <= now]:  # in one step, of which some may take minutes
+                self._happen(max(due, key=lambda one: (RARE.get(one.kind, 0), one.seconds)), mode, now)
+                events = events[len(due) :]
             else:
                 times = self.plan.seconds, *(at for at, _ in modes[:1]), *(one.at for one in events[:1])
                 self._add_steps(mode, self._series(mode), min(times))
@@ -289,7 +293,10 @@ class SimulatedRun:
             since = at - (passed - np.take_along_axis(begun, phase[None], 0)[0]) * NANO
         totals = self._totals(stretch, steps, round(at / NANO))
         if series:
-            totals.by_rank[:, SECONDS] += np.clip(passed - begun, 0, durations).T
+            spent = np.clip(passed - begun, 0, durations)
+            totals.by_rank[:, SECONDS] += spent.T
+            computed = spent[COMPUTING].sum(axis=0) / durations[COMPUTING].sum(axis=0)
+            totals.rates[:, MICRO_STEPS] += np.floor(computed * self._rates(stretch.mode)[:, MICRO_STEPS])
         by_rank, common, rates = ((now - base).tolist() for now, base in zip(totals, stretch.bases, strict=True))
         checkpoints, steps = stretch.checkpoints, stretch.steps + steps
         if checkpoints and checkpoints[-1] > at:

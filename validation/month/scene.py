@@ -25,8 +25,8 @@ from validation.month.plan import (
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 SIZES = {2: 0.25, 3: 0.05, 4: 0.4, 8: 0.27, 16: 0.03}
-LONG_STEPS = 0.15
-"""Ratio of the runs with steps of 3 s to 20 min; the others have steps of 20 ms to 3 s."""
+LONG_STEPS, LONGEST = 0.15, 1200.0
+"""Ratio of the runs with steps of 3 s to 20 min, and these in seconds; the others have steps of 20 ms to 3 s."""
 COMPUTE = {"forward": 1 / 3, "backward": 2 / 3}
 UNEVEN_PHASES = ("forward", "backward", "optimizer", "other", "data_wait", "h2d_copy")
 
@@ -145,7 +145,7 @@ def faults() -> list[tuple[str, float]]:
 def _run(name: str, number: int, draw: Draw, *, has_long_steps: bool = True) -> Scene:
     ranks = int(draw.choice(list(SIZES), p=list(SIZES.values())))
     is_long = has_long_steps and draw.random() < LONG_STEPS
-    step = between(draw, 3.0, 1200.0) if is_long else between(draw, 0.02, 3.0)
+    step = between(draw, 3.0, LONGEST) if is_long else between(draw, 0.02, 3.0)
     plan = draw_run(name.replace(" ", "-"), number, ranks, step, draw)
     return Scene(plan, startup=between(draw, 10.0, 240.0), measured_every=float(draw.choice([1.2, 3.0])))
 
@@ -224,12 +224,16 @@ def _hourly(scene: Scene, draw: Draw) -> Scene:
 def _changed(scene: Scene, draw: Draw) -> Scene:
     """Return a job that changes: ten times the gradients, longer or shorter batches, or more of them in a step."""
     factor, count = between(draw, 1.5, 4.0), int(draw.choice([2, 4, 8]))
+    scene = scene.planned(step=min(scene.plan.step, LONGEST / 8))
     unfrozen = Mode(work=1.1, transfer=10.0, bytes=10.0)
     modes = unfrozen, Mode(work=factor), Mode(work=1 / factor), Mode(work=count, micro_steps=count)
     mode = modes[int(draw.integers(len(modes)))]
     scene = scene.planned(seconds=min(max(4 * HOUR, 400 * scene.plan.step), DAY))
     if mode is unfrozen:
-        scene = scene.planned(transfer=draw.uniform(0.01, 0.033))  # then at most a quarter of the step
+        scene = scene.planned(transfer=draw.uniform(0.01, 0.033))
+    else:
+        scene = scene.planned(transfer=min(scene.plan.transfer, mode.work / 3))
+    # Then the transfer is at most a quarter of the step.
     return replace(scene, modes=((0.0, USUAL), (draw.uniform(0.2, 0.5) * scene.plan.seconds, mode)))
 
 

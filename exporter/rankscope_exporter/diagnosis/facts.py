@@ -258,7 +258,8 @@ def compare(
     for stall in stalls:
         first = next((one for one in living if one.rank in stall.ranks), None)
         if first and then[first.rank].at < stall.ends <= first.now.at and (weight := _weight(first, stall)):
-            living = [_with_stall(one, stall, weight) if one.peers == first.peers else one for one in living]
+            of_all = _weight_of_all(first, stall, weight)
+            living = [_with_stall(one, stall, weight, of_all) if one.peers == first.peers else one for one in living]
     compared = [facts for members in _by_peers(living).values() for facts in _compare_peers(members)]
     ended = tuple(reading for _, reading in sorted(now.items()) if reading.ended)
     return RunFacts(run, tuple(sorted(compared, key=lambda facts: facts.rank)), ended)
@@ -288,14 +289,21 @@ def _weight(late: RankFacts, stall: Stall) -> float:
     return ratio * seconds if compared <= WHOLE * seconds else (ratio - 1.0) * compared
 
 
-def _with_stall(one: RankFacts, stall: Stall, weight: float) -> RankFacts:
-    """Return a rank's facts with so many seconds of a stall more in its compared steps."""
+def _weight_of_all(late: RankFacts, stall: Stall, weight: float) -> float:
+    """Return the weight of a stall with the rest of its window, if nothing of that was compared: it has no stall."""
+    if late.spent.aligned.seconds > 0.0:
+        return weight
+    return weight * max(late.unplanned_seconds / min(stall.seconds, late.seconds), 1.0)
+
+
+def _with_stall(one: RankFacts, stall: Stall, weight: float, of_all: float) -> RankFacts:
+    """Return a rank's facts with a stall of this weight in its compared steps, and the rest of the time with it."""
     aligned, is_late = one.spent.aligned, one.rank in stall.ranks
     phase, skew = (stall.phase, 0.0) if is_late else (WAIT, weight)
     blamed = {phase: weight / len(stall.ranks)} if is_late else {}
     aligned = replace(
         aligned,
-        seconds=aligned.seconds + weight,
+        seconds=aligned.seconds + of_all,
         skew=max(aligned.skew + skew, 0.0),
         blame=_added(aligned.blame, blamed),
         phases=_added(aligned.phases, {phase: weight}),

@@ -26,12 +26,11 @@ MINUTE = 60.0
 ROWS, MINUTES, LONG = 30, 5, 6
 """The fewest rows of a baseline, the minutes over which skipped steps are counted, and the multiple of the baseline's
 time over which checkpoints are counted as well: they may be hours apart."""
-FEWEST_ROWS = 4
-"""The fewest rows that have a quartile. The first steps of a run are not usual: they compile, warm up or load."""
 BASELINE_AFTER = 1 / 6
 """Ratio of the baseline's time after which it is known."""
 LOWER, HIGH = 0.25, 0.9
 """The quantiles of a baseline. A loss that varies exceeds the lower one most of the time, and the high one rarely."""
+ROUNDING = 1e-9
 MORE_BYTES = 1.25
 """Multiple of the bytes in a step from which on it has another baseline. Parts of a few steps vary by less."""
 ROW_BYTES, MINUTE_BYTES = 1200, 250
@@ -240,7 +239,8 @@ class History:
 
 
 def _quantile(values: Iterable[float | None], quantile: float) -> float | None:
+    """Return the quantile; None if no value can lie beyond it. The first steps of a run are not usual: they compile."""
     known = [value for value in values if value is not None]
-    if len(known) < FEWEST_ROWS:
+    if len(known) * min(quantile, 1.0 - quantile) < 1.0 - ROUNDING:
         return None
     return quantiles(known, n=20, method="inclusive")[round(20 * quantile) - 1]

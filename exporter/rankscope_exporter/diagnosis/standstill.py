@@ -181,7 +181,7 @@ class Pace:
     @property
     def shortest_limit(self) -> float | None:
         """Return the seconds after which it hangs whatever it waits for; None too soon after the first steps."""
-        floor = max(self._thresholds.stuck_floor, EVER * _usual_step(self._last))
+        floor = max(self._thresholds.stuck_floor, EVER * usual_step(self._last))
         if self.stepped_since is not None and self._stepped_at - self.stepped_since > self._thresholds.pace_known_after:
             return floor
         return None if self._recorded is None else max(floor, EVER * self._recorded)
@@ -235,16 +235,18 @@ def _awaited(one: RankReading, phase: str, *, has_waiting: bool) -> str:
     return OUTSIDE
 
 
-def _usual_step(living: Ranks) -> float:
-    """Return the mean seconds of a step of the rank with the shortest ones, without pauses and planned phases."""
-    return min(
-        (
-            sum(seconds for phase, seconds in one.counters.phases.items() if phase not in PAUSES)
-            / max(one.counters.iterations, 1.0)
-            for one in living
-        ),
-        default=0.0,
-    )
+def usual_step(living: Ranks) -> float:
+    """Return the mean seconds of a step of the rank with the shortest ones, 0 before its first one.
+
+    Pauses, planned phases, and the time since its last progress are not part of it.
+    """
+    return min(map(_usual_step, living), default=0.0)
+
+
+def _usual_step(one: RankReading) -> float:
+    spent = sum(seconds for phase, seconds in one.counters.phases.items() if phase not in PAUSES)
+    spent -= 0.0 if one.phase in PAUSES else one.at - one.last_progress
+    return max(spent, 0.0) / one.counters.iterations if one.counters.iterations else 0.0
 
 
 def has_progress(before: Ranks, living: Ranks) -> bool:

@@ -53,7 +53,9 @@ def long_to_usual(run: RunFacts) -> float:
     if last <= first or not rest:
         return 1.0
     between = list(zip(buckets[first + 1 : last], STEP_BOUNDS[first:], STEP_BOUNDS[first + 1 :], strict=False))
-    low, seconds = STEP_BOUNDS[last - 1], one.unplanned_seconds
+    removed = sum(one.spent.step_buckets) - sum(buckets)
+    waited = max(each.planned_seconds for each in run.ranks) - one.planned_seconds
+    low, seconds = STEP_BOUNDS[last - 1], one.unplanned_seconds - removed * usual - min(removed, 1.0) * waited
     longest_rest = seconds - count * low - sum(number * least for number, least, _ in between)
     usual = min(STEP_BOUNDS[first], max(longest_rest, 0.0) / rest)
     seconds -= rest * usual + sum(number * most for number, _, most in between)

@@ -83,6 +83,17 @@ def test_a_stall_counts_as_much_as_the_other_time_whether_its_step_is_compared_o
     assert (late.lag, other.lag) == pytest.approx((1.0, 0.0))
 
 
+def test_a_stall_is_no_more_of_a_window_without_compared_steps_than_of_its_time() -> None:
+    """Steps of ten minutes may each have a planned phase."""
+    then, now = (
+        {rank: after(rank, at, stalled, 0.0) for rank in (0, 1)} for at, stalled in ((101.0, 0.0), (701.0, 20.0))
+    )
+    for reading in now.values():
+        reading.counters.phases["forward"] += 580.0  # type: ignore[index]
+    late, other = compare(RUN, then, now, [Stall(701.0, 20.0, (0,), "other")]).ranks
+    assert (late.wait, other.wait) == pytest.approx((0.0, 20.0 / 600.0))
+
+
 def test_ranks_without_an_earlier_reading_and_ended_ranks_are_not_compared() -> None:
     training = Training(3)
     *_, (_, then) = training.train(60)

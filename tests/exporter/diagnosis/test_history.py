@@ -47,6 +47,12 @@ def test_the_first_steps_alone_are_no_baseline(losses: list[float], baseline: fl
     assert with_losses(losses).baseline("network", 0.0, 0.8, 2.0) == (baseline and pytest.approx(baseline))
 
 
+def test_ten_rows_have_a_tenth_that_is_beyond_a_high_quantile() -> None:
+    """The steps of an hour may be four: the most of them is nothing usual."""
+    assert with_losses([0.1] * 9).baseline("network", 0.0, 0.8, 2.0, HIGH) is None
+    assert with_losses([0.1] * 10).baseline("network", 0.0, 0.8, 2.0, HIGH) == pytest.approx(0.1)
+
+
 def test_a_loss_that_was_never_measured_has_no_baseline() -> None:
     assert history().baseline("network", 0.0, 0.8, 2.0) is None
     assert with_losses([0.1] * 9).baseline("data", 0.0, 0.8, 2.0) is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from testing.readings import STEP, Adjust, Change, Training, Trial, drift, hang, spend
+from testing.readings import STEP, Adjust, Change, Training, Trial, Work, counting, drift, hang, spend
 
 from rankscope_exporter.diagnosis.judge import RunJudge
 from rankscope_exporter.diagnosis.readings import RankReading
@@ -67,6 +67,24 @@ def test_ranks_that_all_fetch_for_ever_hang() -> None:
     trial = Trial(Training(2)).trained(60)
     trial.training.adjust = events(62.0, "data_wait")
     assert trial.find(hang("data_wait"))[0] <= 60.0
+
+
+def test_uneven_ranks_with_steps_of_minutes_do_not_hang_in_the_first_ones() -> None:
+    def uneven(step: int, rank: int, work: Work) -> None:
+        work.update(forward=120.0, backward=230.0 if step % 2 == rank else 400.0)
+
+    begun = lambda one: counting(one, steps=max(one.counters.steps - 1.0, 0.0))  # noqa: E731
+    trial = Trial(Training(2, adjust=begun), every=5).trained(3000, uneven)
+    assert not trial.kinds()
+    assert [one.kind for one in trial.train(1500, uneven, hang("backward", 1)).findings] == ["hang"]
+
+
+@pytest.mark.parametrize(("forward", "steps", "seconds"), [(0.1, 0, 90), (40, 1, 90), (300, 1, 450), (400, 0, 300)])
+def test_a_hang_in_the_first_steps_is_found_by_how_long_they_take(forward: float, steps: int, seconds: float) -> None:
+    """A forward pass compiles, or computes for minutes."""
+    training = Training(2, adjust=lambda one: counting(one, steps=float(steps)))
+    found, _ = Trial(training).find(lambda _, rank, work: work.update(forward=forward, backward=inf if rank else 0.1))
+    assert found - 5.0 - forward == pytest.approx(seconds, abs=2.0)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -14,8 +14,9 @@ that wait in a collective for one of them. The limit is at least
   that has trained for longer than the exporter, 1.5 times the longest step that it recorded if that is more.
   `stuck` seconds if all ranks compute, none waits for another one, and neither their processes nor their GPUs show
   that they do not compile: those are not idle, and these do not work.
-- before that `stuck` seconds, or twice `stuck_floor` if the collectives, or being the only one that does not wait, show
-  the rank that the others wait for. `planned` seconds up to the second step if no rank waits for another one.
+- before that `stuck` seconds, or twice `stuck_floor` and 1.5 times the mean step if the collectives, or being the only
+  one that does not wait, show the rank that the others wait for. In the first step, 1.5 times the longest phase, up to
+  `stuck`. `planned` seconds up to the second step if no rank waits for another one.
 - `stuck` seconds in a checkpoint or evaluation, and `planned` seconds in the first one
 - twice `planned` if all ranks are outside of all phases, and none waits for another one
 
@@ -60,7 +61,16 @@ from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Pending, Place
 from rankscope_exporter.diagnosis.readings import are_stopped
-from rankscope_exporter.diagnosis.standstill import OUTSIDE, SILENT, STARTUP, STOPPED, Standstill, key
+from rankscope_exporter.diagnosis.standstill import (
+    EVER,
+    OUTSIDE,
+    SILENT,
+    STARTUP,
+    STOPPED,
+    Standstill,
+    key,
+    usual_step,
+)
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "hang"
@@ -140,12 +150,24 @@ def stall_limit(run: RunFacts, past: Past, found: Standstill, thresholds: Thresh
     elif past.shortest_limit is not None:
         least = max(past.shortest_limit, thresholds.stuck if _may_compile(run, past, found) else 0.0)
     elif found.has_evidence:
-        least = 2.0 * thresholds.stuck_floor
+        least = max(2.0 * thresholds.stuck_floor, _scale(run, found, thresholds))
     elif not found.has_waiting and found.rank.counters.iterations < 2.0:
         least = thresholds.planned
     else:
         least = thresholds.stuck
     return max(least, *(past.pace.get(name, 0.0) for name in (found.awaited, key(found.awaited, found.rank.rank))))
+
+
+def _scale(run: RunFacts, found: Standstill, thresholds: Thresholds) -> float:
+    """Return a limit from the usual step; in the first one, from the longest phase so far, up to `stuck`."""
+    if usual := usual_step([one.now for one in run.ranks]):
+        return EVER * usual
+    one = found.rank
+    before = {
+        phase: seconds - (found.seconds if phase == one.phase else 0.0)
+        for phase, seconds in one.counters.phases.items()
+    }
+    return min(EVER * max(before.get(phase, 0.0) for phase in phases.COMPUTING), thresholds.stuck)
 
 
 def _may_compile(run: RunFacts, past: Past, found: Standstill) -> bool:

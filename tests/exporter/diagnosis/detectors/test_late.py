@@ -214,6 +214,13 @@ def test_steps_that_a_planned_phase_made_long_are_no_spikes(phase, ranks) -> Non
     assert not has_spikes(one.run)
 
 
+def test_a_planned_phase_in_some_of_steps_of_minutes_makes_no_spikes_of_the_others() -> None:
+    """Their lengths are known by few bounds: 300 s is one of them."""
+    lengths = lambda step, _, work: work.update(forward=220.0 if step % 2 else 330.0)  # noqa: E731
+    one = window(Training(2), lengths, spend("evaluation", 40.0, 1, every=3), seconds=4600.0)
+    assert not has_spikes(one.run)
+
+
 def test_long_steps_are_spikes_if_planned_phases_do_not_explain_them() -> None:
     planned = [spend("checkpoint", 1.4, rank, every=50) for rank in range(4)]
     one = window(Training(), *planned, spend("forward", 1.4, 1, every=10), seconds=120.0)
