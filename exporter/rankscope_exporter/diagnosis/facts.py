@@ -257,9 +257,9 @@ def compare(
     ]
     for stall in stalls:
         first = next((one for one in living if one.rank in stall.ranks), None)
-        if first and then[first.rank].at < stall.ends <= first.now.at and (weight := _weight(first, stall)):
-            of_all = _weight_of_all(first, stall, weight)
-            living = [_with_stall(one, stall, weight, of_all) if one.peers == first.peers else one for one in living]
+        if first and then[first.rank].at < stall.ends <= first.now.at:
+            others = [one for one in living if one.peers != first.peers]
+            living = [*others, *_with_stall(_by_peers(living)[first.peers], first, stall)]
     compared = [facts for members in _by_peers(living).values() for facts in _compare_peers(members)]
     ended = tuple(reading for _, reading in sorted(now.items()) if reading.ended)
     return RunFacts(run, tuple(sorted(compared, key=lambda facts: facts.rank)), ended)
@@ -274,7 +274,20 @@ def _rank_facts(then: RankReading | None, now: RankReading) -> RankFacts | None:
     return RankFacts(now, seconds, counted) if seconds > 0.0 else None
 
 
-def _weight(late: RankFacts, stall: Stall) -> float:
+def _with_stall(members: Sequence[RankFacts], late: RankFacts, stall: Stall) -> Sequence[RankFacts]:
+    """Return peers with a stall in their compared steps, as far as no planned phase of the late rank was the reason.
+
+    If nothing else of the window was compared, the rest of it is there as well: it has no stall.
+    """
+    planned = late.planned_seconds - min(one.planned_seconds for one in members)
+    seconds = min(stall.seconds - planned, late.seconds)
+    if seconds <= 0.0 or not (weight := _weight(late, stall.phase, seconds)):
+        return members
+    of_all = weight if late.spent.aligned.seconds else weight * max(late.unplanned_seconds / seconds, 1.0)
+    return [_stalled(one, stall, weight, of_all) for one in members]
+
+
+def _weight(late: RankFacts, phase: str, seconds: float) -> float:
     """Return the seconds of a stall to add to the compared steps, so that it counts as much as the other time.
 
     The device measures few steps, and a stall is in a single one: mostly none of it is compared, at times all of it.
@@ -284,20 +297,12 @@ def _weight(late: RankFacts, stall: Stall) -> float:
     ratio = counted.aligned.seconds / whole if counted.device_steps and whole else 0.0
     if not 0.0 < ratio < RARELY:
         return 0.0
-    seconds = min(stall.seconds, late.seconds)
-    compared = min(late.spent.aligned.phases.get(stall.phase, 0.0), seconds)
+    compared = min(late.spent.aligned.phases.get(phase, 0.0), seconds)
     return ratio * seconds if compared <= WHOLE * seconds else (ratio - 1.0) * compared
 
 
-def _weight_of_all(late: RankFacts, stall: Stall, weight: float) -> float:
-    """Return the weight of a stall with the rest of its window, if nothing of that was compared: it has no stall."""
-    if late.spent.aligned.seconds > 0.0:
-        return weight
-    return weight * max(late.unplanned_seconds / min(stall.seconds, late.seconds), 1.0)
-
-
-def _with_stall(one: RankFacts, stall: Stall, weight: float, of_all: float) -> RankFacts:
-    """Return a rank's facts with a stall of this weight in its compared steps, and the rest of the time with it."""
+def _stalled(one: RankFacts, stall: Stall, weight: float, of_all: float) -> RankFacts:
+    """Return a rank's facts with a stall of this weight in its compared steps, and the time with it."""
     aligned, is_late = one.spent.aligned, one.rank in stall.ranks
     phase, skew = (stall.phase, 0.0) if is_late else (WAIT, weight)
     blamed = {phase: weight / len(stall.ranks)} if is_late else {}

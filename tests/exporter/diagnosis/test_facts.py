@@ -94,6 +94,15 @@ def test_a_stall_is_no_more_of_a_window_without_compared_steps_than_of_its_time(
     assert (late.wait, other.wait) == pytest.approx((0.0, 20.0 / 600.0))
 
 
+@pytest.mark.parametrize(("planned", "waited"), [(5.0, 15.0), (25.0, 0.0)])
+def test_a_rank_that_is_late_after_a_planned_phase_of_its_own_has_no_stall(planned: float, waited: float) -> None:
+    then, now = ({rank: after(rank, at, late, 0.0) for rank in (0, 1)} for at, late in ((101.0, 0.0), (141.0, 20.0)))
+    now[0].counters.phases["evaluation"] = planned  # type: ignore[index]
+    _, other = compare(RUN, then, now, [Stall(141.0, 20.0, (0,), "other")]).ranks
+    assert other.spent.aligned.skew == pytest.approx(waited * 10.0 / 121.0)
+    assert (other.lag is None) is not bool(waited)
+
+
 def test_ranks_without_an_earlier_reading_and_ended_ranks_are_not_compared() -> None:
     training = Training(3)
     *_, (_, then) = training.train(60)
