@@ -49,10 +49,22 @@ def not_judged(reason: str, node: str = "") -> str:
     return series("rankscope_analyzer_run_not_judged_info", 1, reason=reason, node=node, instance="analyzer:10418")
 
 
+def standing(*seconds: int, phase: str = "forward") -> str:
+    """Return when each rank made progress, before the moment, and the phase that the first one is in."""
+    return series("rankscope_rank_phase_since_timestamp_seconds", f"@-{seconds[0]}", rank=0, phase=phase) + "".join(
+        series("rankscope_rank_last_progress_timestamp_seconds", f"@-{ago}", rank=rank)
+        for rank, ago in enumerate(seconds)
+    )
+
+
 CRASH = {"kind": "crash", "cause": "killed", "severity": "critical", "rank": "1", "gpu": "1"}
 MOMENTS = {
     "healthy": HEALTHY,
     "lagging": LAGGING,
+    "standing still": HEALTHY + standing(70, 40, 55, 60),
+    "one rank makes progress": HEALTHY + standing(70, 20, 55, 60),
+    "evaluates": HEALTHY + standing(70, 40, 55, 60, phase="evaluation"),
+    "standing still and another run": HEALTHY + standing(70, 40) + LAGGING.replace('run="train"', 'run="other"'),
     "hanging": HANGING + IDLE,
     "two findings and alerts": LAGGING + WAITS + XID + alert("RankscopeGpuXid", uuid="GPU-of-another-run", xid="48"),
     "an alert about the run": HEALTHY + alert("RankscopeDataBound", run="train") + alert("RankscopeOther", run="b"),
@@ -97,6 +109,17 @@ def test_without_a_finding_it_shows_the_largest_lag(explain_at: Explain) -> None
     lines = explain_at.lines("healthy")
     assert "88% of its GPU time in the last seconds is useful compute" in lines[0]
     assert lines[-1] == "No problem found. The largest lag in the last seconds is 1.2% of the step, of rank 2."
+
+
+def test_a_run_without_progress_is_not_said_to_be_right(explain_at: Explain) -> None:
+    assert explain_at.lines("standing still")[-1] == "No finding yet: no progress for 40 s."
+    assert explain_at.answer("standing still")["stalled_seconds"] == pytest.approx(40.0, abs=1.0)
+    assert (
+        explain_at.lines("standing still and another run")[-1] == "train, 4 ranks: no finding yet: no progress for 40 s"
+    )
+    for moment in ("one rank makes progress", "evaluates"):
+        assert explain_at.lines(moment)[-1].startswith("No problem found.")
+        assert explain_at.answer(moment)["stalled_seconds"] is None
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,8 @@ def _worst(one: RunInShort, when: float) -> str:
         return problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
     if not one.is_judged:
         return "not diagnosed"
+    if one.stalled is not None:
+        return _standing(one.stalled)
     return "no problem found" + ("" if one.useful is None else f", {percent(one.useful)} of {RECENTLY} is useful")
 
 
@@ -124,6 +126,7 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
         "alerts": found.alerts,
         "lost": found.lost,
         "lost_gpu_hours": found.gpu_hours,
+        "stalled_seconds": found.stalled,
         "largest_lag": found.largest_lag and dict(zip(("rank", "ratio"), found.largest_lag, strict=True)),
     }
 
@@ -212,11 +215,17 @@ def _note(found: Explanation) -> str:
         return f"Not diagnosed{'' if found.nodes > 1 else ' yet: the diagnosis needs some steps'}. {ANALYZER}"
     if found.findings:
         return ""
+    if found.stalled is not None:
+        return f"{_standing(found.stalled).capitalize()}."
     lag = ""
     if found.largest_lag is not None and found.largest_lag[1] >= SHOWN_FROM:
         rank, ratio = found.largest_lag
         lag = f" The largest lag in the last seconds is {percent(ratio)} of the step, of rank {rank}."
     return f"No {'other ' * bool(found.alerts)}problem found.{lag}"
+
+
+def _standing(seconds: float) -> str:
+    return f"no finding yet: no progress for {duration(seconds)}"
 
 
 def _reason(reason: str, node: str) -> str:

@@ -12,12 +12,15 @@ from math import inf
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus
 from rankscope.cli.explaining.runs import IDENTITY, Run, by_run, latest, live_ranks, run_of
+from rankscope.record.phases import PLANNED
 
 LABELS = ("kind", "cause", "rank", "group", "node", "gpu", "uuid", "port", "place", "severity")
 """The labels of a finding, in addition to those of its run. Only the severity may change while it is open."""
 TEXTS = ("summary", "evidence", "advice")
 RATIO, INFO = "rankscope_finding_ratio", "rankscope_finding_info"
 SINCE, END = (f"rankscope_finding_{moment}_timestamp_seconds" for moment in ("since", "end"))
+NO_PROGRESS_AFTER = 30
+"""Seconds without progress from which on nothing is said to be right."""
 STANDSTILLS = ("hang", "crash")
 """The kinds that explain all other losses of the run."""
 Key = tuple[str, ...]
@@ -66,6 +69,8 @@ class Explanation:
     """By cause; `none` is useful compute."""
     gpu_hours: dict[str, float]
     """Lost by cause since the run began."""
+    stalled: float | None = None
+    """Seconds since any rank made progress, if they are many."""
     largest_lag: tuple[str, float] | None = None
     """The rank that lags most, and its lag as a part of the step."""
     ended: float | None = None
@@ -83,13 +88,15 @@ class RunInShort:
     alerts: list[dict[str, str]]
     useful: float | None
     """The ratio of its GPU time that is useful compute."""
+    stalled: float | None
+    """Seconds since any rank made progress, if they are many."""
 
     @property
     def order(self) -> tuple[object, ...]:
         """Return a key that sorts the worst run first: findings, then alerts, then runs that nothing diagnoses."""
         worst = self.findings[0] if self.findings else None
         ratio = worst.ratio if worst else 0.0
-        known = worst is None, not self.alerts, self.is_judged
+        known = worst is None, not self.alerts, self.stalled is None, self.is_judged
         return (not (worst and worst.is_critical), *known, -ratio, self.run)
 
 
@@ -112,6 +119,7 @@ def explain(prometheus: Prometheus, run: Run) -> Explanation:
         alerts=_select_alerts(_firing(prometheus), run, _known_ranks(prometheus, where).get(run, []), findings),
         lost=_largest_first(prometheus, f"rankscope_run_lost_ratio{{{where}}}", "cause"),
         gpu_hours={cause: lost / 3600 for cause, lost in seconds.items()},
+        stalled=_stalled(prometheus, where).get(run),
         largest_lag=next(iter(lags.items()), None),
         ended=ends[0].value if ends and not nodes else None,
     )
@@ -123,6 +131,7 @@ def compare(prometheus: Prometheus, runs: Iterable[Run]) -> list[RunInShort]:
     judged = by_run(prometheus, f"group by ({IDENTITY}) ({latest('rankscope_run_judged_info')})")
     useful = by_run(prometheus, f'max by ({IDENTITY}) (rankscope_run_lost_ratio{{cause="none"}})')
     findings, firing, ranks = _findings(prometheus), _firing(prometheus), _known_ranks(prometheus)
+    stalled = _stalled(prometheus)
     found = [
         RunInShort(
             run=run,
@@ -131,10 +140,19 @@ def compare(prometheus: Prometheus, runs: Iterable[Run]) -> list[RunInShort]:
             findings=findings.get(run, []),
             alerts=_select_alerts(firing, run, ranks.get(run, []), findings.get(run, [])),
             useful=useful.get(run),
+            stalled=stalled.get(run),
         )
         for run in runs
     ]
     return sorted(found, key=lambda one: one.order)
+
+
+def _stalled(prometheus: Prometheus, where: str = "") -> dict[Run, float]:
+    """Return the seconds since any rank of a run made progress, if they are many and none is in a planned phase."""
+    last = f"rankscope_rank_last_progress_timestamp_seconds{{{where}}}"
+    planned = f'rankscope_rank_phase_since_timestamp_seconds{{phase=~"{"|".join(PLANNED)}",{where}}}'
+    least = f"min by ({IDENTITY}) (timestamp({last}) - {last}) > {NO_PROGRESS_AFTER}"
+    return by_run(prometheus, f"{least} unless on ({IDENTITY}) {planned}")
 
 
 def _largest_first(prometheus: Prometheus, series: str, label: str) -> dict[str, float]:
