@@ -113,6 +113,15 @@ def found(scene: Scene, *, is_whole: bool) -> list[object]:
     return list(shown.items())
 
 
+def test_of_several_events_in_one_step_the_checkpoint_happens() -> None:
+    waits = [SimulatedEvent("data_wait", at, 90.0, 0) for at in (190.0, 195.0, 210.0)]
+    events = sorted((*waits, CHECKPOINT), key=lambda one: one.at)
+    readings = SimulatedRun(a_scene(step=100.0, events=tuple(events))).readings(690.0)
+    assert readings
+    assert readings[0].checkpoints == 1.0
+    assert readings[0].counters.phases["data_wait"] < 10.0
+
+
 HANG = SimulatedEvent("other", 450.0, 200.0, 1)
 
 
@@ -185,8 +194,8 @@ def test_a_fault_is_found_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "task",
-    [Task(46), Task(155), Task(163), Task(0, "slow, and another rank restarts", 2.0)],
-    ids=["uneven optimizer steps", "uneven forward passes", "a compilation", "restarts"],
+    [Task(46), Task(155), Task(163), Task(1516), Task(0, "slow, and another rank restarts", 2.0)],
+    ids=["uneven optimizer steps", "uneven forward passes", "a compilation", "steps of 38 s", "restarts"],
 )
 def test_runs_that_had_a_false_alarm_have_none(task: Task) -> None:
     line = judge(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from testing.split_training import SplitJudge
 from validation.month.run import Readings, SimulatedRun
@@ -17,6 +18,8 @@ QUIET = (60, 30, 15)
 """Seconds between two polls where nothing changes: as many as nothing changes for."""
 SLOW = 5
 """Seconds between two polls while something is found, or in a pause."""
+LONG_STEP = 10.0
+"""Seconds of a step from which polls follow its end."""
 OPEN_SECONDS = 120.0
 """Seconds after which what is found, or may soon be, counts as unchanged."""
 
@@ -68,4 +71,16 @@ def _pause(run: SimulatedRun, verdict: Verdict, at: int, *, is_new: bool) -> int
         return run.pace
     remaining = [one.remaining for one in verdict.pending if one.remaining is not None]
     slow = max(1, min(SLOW, int(min(remaining, default=SLOW))))
-    return next((pause for pause in QUIET if not (_found(verdict) or run.is_changing(at, pause))), slow)
+    quiet = (_until_step_end(run, at, pause) for pause in QUIET)
+    return next((pause for pause in quiet if not (_found(verdict) or run.is_changing(at, pause))), slow)
+
+
+def _until_step_end(run: SimulatedRun, at: int, pause: int) -> int:
+    """Return the seconds until the last end of a long step in the pause, or the pause.
+
+    An exporter reads each second, so what it compares are whole steps but for a second. Many short ones are as well.
+    """
+    last, end = at, ceil(run.step_end(float(at)))
+    while run.plan.step >= LONG_STEP and last < end <= at + pause:
+        last, end = end, ceil(run.step_end(float(end)))
+    return last - at or pause

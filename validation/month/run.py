@@ -240,6 +240,14 @@ class SimulatedRun:
         begin, end = (self._place(stretch, series, when)[0] for when in (at, at + seconds))
         return bool(columns.added(series.restless, begin % len(series), end - begin + 1))
 
+    def step_end(self, at: float) -> float:
+        """Return the end of the step at a time; that time if there is none."""
+        stretch = self._stretch(at)
+        if stretch is None or (series := stretch.series) is None:
+            return at
+        steps = self._place(stretch, series, at)[0] + 1 - stretch.first
+        return (stretch.begins + int(columns.added(series.ends, stretch.first, steps))) * NANO
+
     def _stretch(self, at: float) -> Stretch | None:
         """Return the stretch at a time; None while there is no process."""
         number = bisect_right(self._begins, round(at / NANO)) - 1
