@@ -7,8 +7,8 @@
     python -m validation.month.local --nodes 2 --runs 0 100  the same runs on two nodes, with an analyzer
 
 The readings of each rank go into the diagnosis that the exporter runs. Each second is polled around changes, each 5 s
-while something is found, and each minute while nothing changes. The control shows that the omitted polls change no
-finding. Each run is drawn from its number, and the ledger has a line of JSON for each.
+while something is found, and each minute while nothing changes, of steps from 10 s on where one ends. The control shows
+that the omitted polls change no finding. Each run is drawn from its number, and the ledger has a line of JSON for each.
 
 A finding is right if it is of the fault's kind, names no other rank, and opens while the fault lasts. Its place is
 right if all right findings together name all ranks of the fault, and its cause if each has the fault's. All others are
