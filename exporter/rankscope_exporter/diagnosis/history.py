@@ -30,7 +30,7 @@ BASELINE_AFTER = 1 / 6
 """Ratio of the baseline's time after which it is known."""
 LOWER, HIGH = 0.25, 0.9
 """The quantiles of a baseline. A loss that varies exceeds the lower one most of the time, and the high one rarely."""
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # of ten tenths
 MORE_BYTES = 1.25
 """Multiple of the bytes in a step from which on it has another baseline. Parts of a few steps vary by less."""
 ROW_BYTES, MINUTE_BYTES = 1200, 250

@@ -283,9 +283,9 @@ def _spent(now: Any, then: Any) -> Any:
         return now - then if now >= then else now
     if kind in _FIELDS:
         return kind(*map(_spent, _FIELDS[kind](now), _FIELDS[kind](then)))
-    if now is None or then is None or kind is int or kind is float:
+    if now is None or then is None or isinstance(now, (float, int)):
         return increase(now, then)
-    if kind is tuple:
+    if isinstance(now, tuple):
         return tuple(map(increase, now, then or repeat(0.0)))
     before = then.get
     return {name: value - base if value >= (base := before(name, 0.0)) else value for name, value in now.items()}

@@ -50,7 +50,8 @@ class Thresholds:
     would have less if their workers waited for each other in each mini-batch (Alibaba's GPU clusters, 2020)."""
     uneven_increase: float = 1.5
     """Multiple of a run's usual uneven work (nine tenths of the last hour are below it) that is not counted as a loss,
-    if that is less than `uneven_allowance`. It is known after ten minutes. With 1.25, three of those 100 jobs alert."""
+    if that is less than `uneven_allowance`. It is known after ten minutes, and ten steps. Three of those 100 jobs
+    alert."""
     allowance: float = 0.03
     """The allowance of all other losses of a whole run. If the run's baseline is less, the baseline is used. The wait
     for late ranks counts if it is more than this ratio of the GPU time: one fast rank of 64 wastes less."""
